@@ -1,0 +1,1 @@
+"""asyncckpt writes PyTorch training checkpoints in the background."""

@@ -1,0 +1,1 @@
+"""From live state to a snapshot in host memory, in the training thread."""

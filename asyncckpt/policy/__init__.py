@@ -1,0 +1,1 @@
+"""When to save. Pure values, no clocks of their own. No torch."""
