@@ -52,11 +52,11 @@ def main() -> None:
             state["losses"].append(train_step(model, optimizer, scheduler, scaler, next(batches)))
             if step % args.eval_every == 0 or step == args.steps:
                 state["val_losses"].append(validate(model, val_text, args))
+            report(args, step, state)
             if args.save_every and (step % args.save_every == 0 or step == args.steps):
                 began = time.perf_counter()
                 checkpoints.save(step, state, metrics=newest("val_loss", state["val_losses"]))  # returns at once
                 log(args, event="save", step=step, stall=time.perf_counter() - began)
-            report(args, step, state)
     finish(args, state)
 
 
