@@ -188,4 +188,4 @@ def _pages(nbytes: int) -> int:
 
 
 def _address(part: memoryview) -> int:
-    return int(np.frombuffer(part, np.uint8).ctypes.data)
+    return int(np.frombuffer(part, np.uint8).__array_interface__["data"][0])
