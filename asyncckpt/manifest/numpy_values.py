@@ -42,7 +42,7 @@ def _scalar(args: Args) -> Any:
 
 
 def _encode_numpy_str(value: str) -> Node:
-    return ["numpy.str_", encode_str(str(value))]
+    return ["numpy.str_", encode_str(str.__str__(value))]  # numpy's own str() drops trailing NULs
 
 
 def _numpy_str(args: Args) -> np.str_:

@@ -183,7 +183,7 @@ _Children = Callable[[_Unflattener, list[Any], Path], Iterator[tuple[Path, Node]
 
 def _deque(walk: _Unflattener, args: list[Any], path: Path) -> deque[Any]:
     size = args[0] if args else -1
-    if size is not None and (type(size) is not int or not len(args) - 1 <= size < 2**63):
+    if size is not None and (type(size) is not int or not max(0, len(args) - 1) <= size < 2**63):
         malformed(path, "a deque needs a size of at least its length, or null")
     return deque(walk.items(args[1:], path), size)
 
