@@ -47,7 +47,7 @@ class PlainExecutor(Executor):
                 return
             try:
                 result = fn(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - a worker thread must outlive whatever its job raises
+            except BaseException as error:
                 future.set_exception(error)
             else:
                 future.set_result(result)
@@ -88,7 +88,7 @@ def run_blocking(make: Callable[[], Coroutine[object, object, T]]) -> T:
     def run() -> None:
         try:
             outcome.set_result(asyncio.run(main()))
-        except BaseException as error:  # noqa: BLE001 - it is raised again in the waiting thread
+        except BaseException as error:
             outcome.set_exception(error)
 
     thread = threading.Thread(target=run, name="asyncckpt-call", daemon=False)
