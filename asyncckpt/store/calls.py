@@ -27,7 +27,7 @@ class InPlace(Executor):
         future: Future[T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001 - the outcome belongs to the future, as in any executor
+        except BaseException as error:
             future.set_exception(error)
         return future
 
