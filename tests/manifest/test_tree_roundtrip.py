@@ -189,7 +189,7 @@ def test_metadata_of_a_state_dict_is_kept():
 plain = (
     st.none() | st.booleans() | st.integers() | st.integers(-(2**200), 2**200) | st.floats() | st.complex_numbers()
     | st.text(st.characters(), max_size=8) | st.text("a\ud800\udc00é", max_size=4) | st.binary(max_size=600)
-    | st.decimals() | st.dates() | st.times() | st.datetimes(timezones=st.none() | st.just(dt.UTC)) 
+    | st.decimals() | st.dates() | st.times() | st.datetimes(timezones=st.none() | st.just(dt.UTC))
     | st.timedeltas() | st.builds(np.float32, st.floats(width=32))
     | st.builds(np.int64, st.integers(-9, 9)) | st.builds(range, st.integers())
     | st.builds(pathlib.PurePosixPath, st.text(max_size=5))
