@@ -229,7 +229,8 @@ def test_the_description_says_what_the_manifest_says():
 @pytest.mark.parametrize(
     "change",
     [
-        {"metrics": {"loss": "x"}}, {"metrics": {"loss": ["float", "x"]}}, {"metadata": ["list"]}, {"metadata": ["dict", "a", ["tensor"]]},
+        {"metrics": {"loss": "x"}}, {"metrics": {"loss": ["float", "x"]}}, {"metadata": ["list"]},
+        {"metadata": ["dict", "a", ["tensor"]]},
     ],
 )  # fmt: skip
 def test_a_malformed_description_is_refused(change):
