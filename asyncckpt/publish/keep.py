@@ -49,6 +49,10 @@ class KeepEither(Keep):
         """The left one's, else the right one's."""
         return self.left.objective() or self.right.objective()
 
+    def keeps_all(self) -> bool:
+        """When either does."""
+        return self.left.keeps_all() or self.right.keeps_all()
+
     def __repr__(self) -> str:
         return f"{self.left!r} | {self.right!r}"
 
