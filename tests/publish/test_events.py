@@ -3,6 +3,8 @@
 import logging
 import threading
 
+import pytest
+
 from asyncckpt.events import DeleteEvent, Phases, SaveEvent, emit, logger
 
 COMMITTED = SaveEvent(step=3, outcome="committed", save_id="0123456789ab", seconds={"copy": 0.5}, raw_bytes=7)
@@ -49,11 +51,8 @@ def test_phases_add_up_over_threads():
         thread.start()
     for thread in threads:
         thread.join()
-    try:
-        with phases("write"):
-            raise ZeroDivisionError
-    except ZeroDivisionError:
-        pass
+    with pytest.raises(ZeroDivisionError), phases("write"):
+        1 / 0  # noqa: B018
     seconds = phases.seconds()
     assert seconds["encode"] == 2000.0
     assert seconds["write"] >= 0
