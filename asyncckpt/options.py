@@ -3,8 +3,10 @@
 import math
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
+
+import torch
 
 from asyncckpt.manifest.tree import NOT_LEAF, Node, Path, flatten
 
@@ -44,6 +46,28 @@ def check_count(value: int, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
     return value
+
+
+def check_instance(value: object, kind: type, name: str, example: str) -> None:
+    """None or a value of this kind."""
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name}={value!r} must be a {kind.__name__}, such as {example}")
+
+
+def check_optimizers(optimizers: Sequence[torch.optim.Optimizer] | None) -> tuple[torch.optim.Optimizer, ...] | None:
+    """A sequence of optimizers; None stays None: those found in the state."""
+    if optimizers is None:
+        return None
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizers= holds {optimizer!r:.80}, which is no torch.optim.Optimizer")
+    return tuple(optimizers)
+
+
+def check_state(state: object) -> None:
+    """A state is a dict; what is in it is looked at later."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"the state must be a dict such as {{'model': model}}, not {type(state).__name__}")
 
 
 def check_step(step: Any) -> int:

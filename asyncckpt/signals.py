@@ -18,6 +18,7 @@ class SignalFlag:
 
     def __init__(self, signals: Sequence[int]) -> None:
         self.raised = False
+        self.installed = bool(signals)
         self._old: dict[int, _Handler] = {}
         if signals and threading.current_thread() is not threading.main_thread():
             raise ValueError("handle_signals= works only where signals can be handled: in the main thread")

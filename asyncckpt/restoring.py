@@ -1,0 +1,74 @@
+"""Restoring into a run: one step after the other is tried until one is whole.
+
+I/O runs on a short-lived thread; every call to the caller's objects is made in the caller's thread.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from asyncckpt.encode.base import Codec
+from asyncckpt.errors import CheckpointNotFoundError
+from asyncckpt.loading import MapLocation, Search, best_info, exact, info_at
+from asyncckpt.manifest.catalog import Found, valid
+from asyncckpt.options import check_step
+from asyncckpt.restore.restored import Restored
+from asyncckpt.store.base import Store
+from asyncckpt.threads import run_blocking
+from asyncckpt.training.stateful import restore_state
+
+
+@dataclass(frozen=True, slots=True)
+class Restoration:
+    """What to restore into, and how. See ``AsyncCheckpointer.restore`` for the meaning of each."""
+
+    store: Store
+    state: Mapping[Any, Any] | None
+    strict: bool
+    only: str | Sequence[str] | None
+    map_location: MapLocation
+    codecs: Mapping[str, Codec]
+    allow_pickle: bool
+    rng: bool
+
+    def run(self, step: int | Literal["latest"]) -> Restored | None:
+        """Restore the newest good step, or exactly this one."""
+        if step != "latest":
+            return self._use(exact(self.store, check_step(step)))
+        search = Search(self.store)
+        try:
+            return search.first(self._use)
+        except CheckpointNotFoundError as error:
+            if search.read:
+                error.add_note("the objects given to restore() may hold parts of a damaged checkpoint")
+            raise
+
+    def best(self, objective: tuple[str, str] | None) -> Restored | None:
+        """Restore the best by a metric; None if no step was ever committed."""
+        good = [info_at(self.store, found) for found in run_blocking(lambda: valid(self.store))]
+        info = best_info(good, objective)
+        return self.run("latest" if info is None and not good else self._step_of(info, objective))
+
+    @staticmethod
+    def _step_of(info: Any, objective: tuple[str, str] | None) -> int:
+        if info is None:
+            raise CheckpointNotFoundError(f"no checkpoint has the metric {objective[0] if objective else ''!r}")
+        step: int = info.step
+        return step
+
+    def _use(self, found: Found) -> Restored:
+        assert found.manifest is not None  # noqa: S101 - only good steps are used
+        rest = restore_state(
+            self.state,
+            self.store,
+            found.folder,
+            found.manifest,
+            strict=self.strict,
+            only=self.only,
+            map_location=self.map_location,
+            codecs=self.codecs,
+            allow_pickle=self.allow_pickle,
+            rng=self.rng,
+        )
+        info = info_at(self.store, found)
+        return Restored(rest, step=info.step, metrics=info.metrics, metadata=info.metadata, path=info.path)
