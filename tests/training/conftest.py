@@ -1,0 +1,6 @@
+"""Lets these tests use the checkpoint writer of tests/restore."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "restore"))
