@@ -15,7 +15,7 @@ from asyncckpt.options import check_step
 from asyncckpt.restore.restored import Restored
 from asyncckpt.store.base import Store
 from asyncckpt.threads import run_blocking
-from asyncckpt.training.stateful import restore_state
+from asyncckpt.training.restore import restore_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from asyncckpt.training.rng import restore_rng
 from asyncckpt.training.stateful import is_generator, objects
 from asyncckpt.training.targets import GeneratorTarget, OptimizerTarget, PlainTarget, Target, plain
 
+_CPU: Final = torch.device("cpu")
 _NOTHING: Final = object()
 
 
@@ -75,6 +76,13 @@ def restore_state(
     if rng:
         restore_rng(fills[1].value())
     return _rest(values, (), {target.path for target in targets})  # type: ignore[no-any-return]
+
+
+def _destinations(targets: Sequence[Target]) -> dict[Path, torch.Tensor]:
+    found = {path: tensor for target in targets for path, tensor in target.destinations().items()}
+    for device in {tensor.device for tensor in found.values()} - {_CPU}:
+        torch.accelerator.synchronize(device)  # work that is queued must not write over what is read
+    return found
 
 
 async def _read(reader: Reader, fills: Sequence[Fill]) -> None:
@@ -124,10 +132,6 @@ def _target(
     if is_torch_optimizer(value):
         return OptimizerTarget(path, value, node, read_record(record, path), names)
     return PlainTarget(path, value)
-
-
-def _destinations(targets: Sequence[Target]) -> dict[Path, torch.Tensor]:
-    return {path: tensor for target in targets for path, tensor in target.destinations().items()}
 
 
 def _locate(targets: Sequence[Target], default: Locate) -> Locate:
