@@ -57,7 +57,7 @@ class Run:
     def command(self) -> list[str]:
         """The same for the first start and for every resume."""
         script = [sys.executable, str(EXAMPLES / "train_gpt.py"), *MODEL]
-        numbers = ["--steps", str(self.steps), "--eval-every", "20", "--save-every", str(self.save_every)]
+        numbers = ["--steps", str(self.steps), "--eval-every", "10", "--save-every", str(self.save_every)]
         return [*script, *numbers, "--root", str(self.root), "--log", str(self.log), "--final", str(self.final)]
 
     @contextmanager
@@ -114,8 +114,8 @@ def main() -> int:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=240, help="steps of each run (default 240)")
-    parser.add_argument("--save-every", type=int, default=15, help="steps between checkpoints (default 15)")
+    parser.add_argument("--steps", type=int, default=160, help="steps of each run (default 160)")
+    parser.add_argument("--save-every", type=int, default=10, help="steps between checkpoints (default 10)")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the kills (default random)")
     args = parser.parse_args()
     if args.steps < 6 * args.save_every:

@@ -90,7 +90,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        console.print(text)
+        console.print(text, soft_wrap=True)
 
 
 def print_table(stalls: Stalls, sizes: Sizes) -> None:
@@ -98,10 +98,12 @@ def print_table(stalls: Stalls, sizes: Sizes) -> None:
     table = Table(title=f"one state of {megabytes(sizes.raw)}", title_justify="left")
     for name in ("", "asyncckpt", "torch.save + fsync + rename"):
         table.add_column(name, justify="left" if not name else "right")
-    rounds = f"median of {len(stalls.ours)} alternating rounds"
-    table.add_row(f"the loop waits, {rounds}", milliseconds(stalls.ours), milliseconds(stalls.theirs))
+    rounds = f"medians of {len(stalls.ours)} alternating rounds"
+    table.add_row(f"the loop waits ({rounds})", milliseconds(stalls.ours), milliseconds(stalls.theirs))
     table.add_row("durable after", milliseconds(stalls.durable), milliseconds(stalls.theirs))
-    table.add_row(f"the loop waited in training, {len(stalls.in_training)} saves", milliseconds(stalls.in_training), "")
+    table.add_row(
+        f"the loop waited in training (median of {len(stalls.in_training)} saves)", milliseconds(stalls.in_training), ""
+    )
     smaller = f"{megabytes(sizes.ours)} ({sizes.ours / sizes.theirs:.0%})"
     table.add_row("on disk", smaller, megabytes(sizes.theirs))
     console.print(table)
@@ -117,7 +119,7 @@ def print_kills(kills: list[Kill]) -> None:
 
 
 def milliseconds(seconds: list[float]) -> str:
-    return f"{median(seconds) * 1000:.1f} ms"
+    return f"{median(seconds) * 1000:.0f} ms (best {min(seconds) * 1000:.0f})"
 
 
 def megabytes(count: int) -> str:
