@@ -21,7 +21,7 @@ from asyncckpt.capture.pool import Pool
 from asyncckpt.encode.base import Codec
 from asyncckpt.encode.codec import resolve_codec
 from asyncckpt.encode.frame import known_codecs
-from asyncckpt.errors import CheckpointError, ClosedError
+from asyncckpt.errors import CheckpointError, ClosedError, UnsupportedStateError
 from asyncckpt.events import OnEvent, Phases
 from asyncckpt.intake import Intake, Wish
 from asyncckpt.loading import MapLocation, StepChoice, best_info
@@ -50,6 +50,7 @@ from asyncckpt.statistics import Statistics, Tally
 from asyncckpt.store.base import Store
 from asyncckpt.store.opening import open_store
 from asyncckpt.threads import run_blocking
+from asyncckpt.training.stateful import payload_of
 from asyncckpt.worker import PendingSave, Worker
 
 ENCODERS = 2  # encoder threads while there is work; more than the disk can take is no use
@@ -196,7 +197,8 @@ class AsyncCheckpointer:
         with self._calling:
             self._check_open()
             self._hold_root()
-            self._pool.prepare(self._plan(state))
+            plan = self._plan(state)
+            self._pool.prepare(plan.raw_bytes, pinned=bool(plan.devices))
 
     def fence(self) -> None:
         """Make every pending copy finish before the next write to the state.
@@ -221,7 +223,12 @@ class AsyncCheckpointer:
                 self._tally.stall(phase, wish.phases.seconds().get(phase, 0.0))
 
     def _plan(self, state: Mapping[Any, Any]) -> SnapshotPlan:
-        return plan_snapshot(payload_of(state, rng=self._rng), allow_pickle=self._allow_pickle)
+        try:
+            return plan_snapshot(payload_of(state, rng=self._rng), allow_pickle=self._allow_pickle)
+        except UnsupportedStateError as error:
+            below = error.path.removeprefix("state").removeprefix(".")  # the payload's own key is no business of users
+            message = str(error).replace(error.path, below or "the state", 1)
+            raise UnsupportedStateError(message, path=below) from error.__cause__
 
     def _hold_root(self) -> None:
         if not self._locked:

@@ -50,7 +50,7 @@ class Intake:
         """Capture and queue one save, or turn it away as ``when_full`` says."""
         handle = PendingSave(wish.step)
         with wish.phases("wait"):
-            admission = self._admit(wish.step, plan.raw_bytes)
+            admission = self._admit(wish.step, plan.raw_bytes, bool(plan.devices))
         if admission is None:
             self._account_for(handle, wish, "", plan.raw_bytes)
             handle.drop("skipped", f"the save of step {wish.step} was skipped: {self._why_full()}")
@@ -67,8 +67,8 @@ class Intake:
             self._worker.submit(job)
         return handle
 
-    def _admit(self, step: int, nbytes: int) -> Admission | None:
-        while (admission := self._pool.admit(nbytes, timeout=0)) is None:
+    def _admit(self, step: int, nbytes: int, pinned: bool) -> Admission | None:
+        while (admission := self._pool.admit(nbytes, pinned=pinned, timeout=0)) is None:
             if self._when_full == "skip":
                 return None
             if self._when_full == "raise":
@@ -76,7 +76,7 @@ class Intake:
             if self._when_full == "supersede" and self._worker.supersede(step):
                 continue
             logger.info("the save of step %d waits for room: %s", step, self._why_full())
-            return self._pool.admit(nbytes, timeout=None)
+            return self._pool.admit(nbytes, pinned=pinned)
         return admission
 
     def _why_full(self) -> str:
@@ -94,6 +94,7 @@ class Intake:
 
     def _stream(self, snapshot: Snapshot, job: Job, phases: Phases) -> None:
         """A state larger than the cap: the worker has to write while the rest is still being copied."""
+        logger.info("the state is larger than host_memory; step %d is streamed through it", job.handle.step)
         self._worker.submit(job)
         try:
             with phases("copy"):

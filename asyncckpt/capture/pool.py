@@ -14,6 +14,7 @@ All methods may be called from any thread.
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 
 from asyncckpt.capture.layout import FRAME
 from asyncckpt.capture.memory import Buffer, allocate
@@ -21,6 +22,7 @@ from asyncckpt.capture.streams import CopyStreams
 
 SMALLEST = 1 << 20
 LARGEST = 64 << 20
+SLICE = 0.05  # seconds between looks at whether the caller was interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Pool:
         """
         with self._changed:
             self._fit(nbytes, pinned)
-            if not self._changed.wait_for(lambda: self._has_room(nbytes), timeout):
+            if not self._wait_for(lambda: self._has_room(nbytes), timeout):
                 return None
             self._fit(nbytes, pinned)
             need, streamed = self._need(nbytes)
@@ -113,7 +115,7 @@ class Pool:
     def take(self, stopped: Callable[[], bool]) -> Buffer:
         """A buffer; waits while all the cap allows are in use, until ``stopped()``."""
         with self._changed:
-            self._changed.wait_for(lambda: self._in_use < self._cap or stopped())
+            self._wait_for(lambda: self._in_use < self._cap or stopped(), None)
             buffer = self._free.pop() if self._free else self._allocate()
             self._in_use += 1
             self._peak = max(self._peak, self._in_use * self._size)
@@ -142,6 +144,16 @@ class Pool:
             self._changed.notify_all()
 
     # ---- inside, with the lock held ----------------------------------------------------------------------------
+
+    def _wait_for(self, ready: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait in slices: an interrupt that is no real signal (``_thread.interrupt_main``) does not end a lock's wait."""
+        deadline = None if timeout is None else monotonic() + timeout
+        while not ready():
+            left = SLICE if deadline is None else min(SLICE, deadline - monotonic())
+            if left <= 0:
+                return False
+            self._changed.wait(left)
+        return True
 
     def _need(self, nbytes: int) -> tuple[int, bool]:
         """Buffers to reserve, and whether the state is streamed through fewer than it has."""

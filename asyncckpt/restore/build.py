@@ -4,7 +4,9 @@ Slots are made in the order of the tree's leaves, and handed out in that order a
 value is built only when its bytes are there, which matters for registered types and pickles.
 """
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -50,11 +52,14 @@ class Fill:
         self._tree, self._raw_bytes, self._allow_pickle = tree, raw_bytes, allow_pickle
         self._destinations, self._locate = destinations, locate
         self._layout = Layout()
-        self._found: list[tuple[Path, Slot]] = [
-            (path, self._slot(tag, args, path)) for path, tag, args in leaves(tree, small_value) if tag not in _SMALL
-        ]
-        self._layout.check()
-        self._layout.allocate()
+        with collector_paused():
+            self._found: list[tuple[Path, Slot]] = [
+                (path, self._slot(tag, args, path))
+                for path, tag, args in leaves(tree, small_value)
+                if tag not in _SMALL
+            ]
+            self._layout.check()
+            self._layout.allocate()
 
     @property
     def wants(self) -> list[Want]:
@@ -74,7 +79,8 @@ class Fill:
         """The state, once every want has been satisfied. Only once."""
         slots = iter(self._found)
         self._found = []
-        return unflatten(self._tree, _builder(slots), allow_pickle=self._allow_pickle)
+        with collector_paused():
+            return unflatten(self._tree, _builder(slots), allow_pickle=self._allow_pickle)
 
     def _slot(self, tag: str, args: list[Any], path: Path) -> Slot:
         if tag == "tensor":
@@ -95,6 +101,18 @@ class Fill:
 
     def _piece(self, args: list[Any], path: Path) -> TensorSlot:
         return new_tensor(args, path, self._raw_bytes, self._layout, self._locate)
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No cyclic garbage collection meanwhile: it would walk 100,000 new objects again and again, and find nothing."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 def _builder(slots: Iterator[tuple[Path, Slot]]) -> Callable[[str, list[Any], Path], object]:

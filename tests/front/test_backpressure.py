@@ -127,7 +127,7 @@ def test_a_state_larger_than_the_cap_streams_through_it(tmp_path, caplog, compre
 
 def test_memory_comes_back_after_failures_too(tmp_path, faulty):
     """Case 12: 40 saves, half of them failing: memory in use returns to zero and no source is kept alive."""
-    sources = []
+    sources, first = [], 0
     with AsyncCheckpointer(faulty.store) as ck:
         for step in range(40):
             faulty.failing = step % 2 == 1
@@ -136,9 +136,8 @@ def test_memory_comes_back_after_failures_too(tmp_path, faulty):
             handle = ck.save(step, state)
             assert (handle.exception(30) is not None) == faulty.failing
             allocated = ck.statistics().pool_bytes
-            if step:
-                assert allocated == first
-            first = allocated
+            first = first or allocated
+            assert allocated == first
         faulty.failing = False
         del state
         gc.collect()

@@ -125,7 +125,7 @@ def test_events_and_statistics_tell_the_story(tmp_path, caplog):
     """One structured log line, one event and one count per save; timings stand in the manifest as well."""
     caplog.set_level("INFO", "asyncckpt")
     events = []
-    with AsyncCheckpointer(tmp_path, on_event=events.append) as ck:
+    with AsyncCheckpointer(tmp_path, on_event=events.append, rng=False) as ck:
         info = ck.save(3, state(3), metrics={"loss": 0.5}, metadata={"note": "x"}).result(30)
     (event,) = [e for e in events if getattr(e, "outcome", None)]
     assert (event.step, event.outcome, event.save_id) == (3, "committed", info.save_id)
