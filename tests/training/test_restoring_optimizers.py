@@ -66,6 +66,29 @@ def test_fp32_moments_of_bf16_weights_stay_fp32(kind, step_dtype):
             assert bits(other[key]) == bits(one[key])
 
 
+def test_bf16_weights_with_an_fp32_momentum_go_on_exactly():
+    """Case 52: where torch's kernel takes mixed dtypes, the next step equals the undisturbed run's."""
+
+    def make(seed):
+        torch.manual_seed(seed)
+        model = nn.Linear(8, 8).bfloat16()
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+
+    model, optimizer = make(0)
+    train(model, optimizer, 1.0)
+    for entry in optimizer.state.values():
+        entry["momentum_buffer"] = entry["momentum_buffer"].float() * 1.001
+    hand = saved({"m": model, "o": optimizer})
+    again = make(1)
+    restored(hand, {"m": again[0], "o": again[1]})
+    train(model, optimizer, 2.0)
+    train(*again, 2.0)
+    assert bits(again[0].weight) == bits(model.weight)
+    assert [bits(e["momentum_buffer"]) for e in again[1].state.values()] == [
+        bits(e["momentum_buffer"]) for e in optimizer.state.values()
+    ]
+
+
 def test_moments_follow_a_model_whose_dtype_was_changed():
     """If the parameters themselves have another dtype than when saved, torch's cast stands."""
     model, optimizer = build(dtype=torch.bfloat16)
