@@ -373,44 +373,51 @@ def test_many_small_tensors(trip):
     assert trip.info.stored_bytes < 5_000_000
 
 
-def test_bf16_weights_with_fp32_moments_resume_exactly(tmp_path):
-    """Case 52: moments keep their dtype and ``step`` its place; the next step equals the undisturbed run's."""
-    for keywords in ({"foreach": False}, {"foreach": True}, {"fused": True}):
+def bf16_run(**keywords):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8).to(torch.bfloat16)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1, **keywords)
 
-        def make(keywords=keywords):
-            torch.manual_seed(0)
-            model = torch.nn.Linear(8, 8).to(torch.bfloat16)
-            return model, torch.optim.AdamW(model.parameters(), lr=0.1, **keywords)
 
-        def step(model, optimizer, value):
-            model(torch.full((2, 8), value, dtype=torch.bfloat16)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+def bf16_step(model, optimizer, value):
+    model(torch.full((2, 8), value, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
-        model, optimizer = make()
-        step(model, optimizer, 1.0)
-        if not keywords.get("fused"):  # fused kernels demand moments of the weights' dtype
-            for entry in optimizer.state.values():
-                entry["exp_avg"] = entry["exp_avg"].float() * 1.001
-                entry["exp_avg_sq"] = entry["exp_avg_sq"].float() * 1.001
-        root = tmp_path / str(keywords)
-        with AsyncCheckpointer(root) as ck:
-            ck.save(1, {"m": model, "o": optimizer}).result(30)
-            raw = asyncckpt.load(root)["o"]["state"]
-            for i, entry in enumerate(optimizer.state.values()):
-                assert raw[i]["exp_avg"].dtype == entry["exp_avg"].dtype
-                assert bits(raw[i]["exp_avg"]) == bits(entry["exp_avg"])
-                assert raw[i]["step"].dtype == entry["step"].dtype
-            fresh, again = make()
-            ck.restore({"m": fresh, "o": again})
-        if keywords.get("foreach") and not keywords.get("fused"):
-            assert [e["exp_avg"].dtype for e in again.state.values()] == [
-                e["exp_avg"].dtype for e in optimizer.state.values()
-            ]
-        if keywords == {"foreach": False}:
-            step(model, optimizer, 2.0)
-            step(fresh, again, 2.0)
-            assert bits(fresh.weight) == bits(model.weight)
+
+@pytest.mark.parametrize("keywords", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
+def test_bf16_training_resumes_exactly(tmp_path, keywords):
+    """Case 52: the next step after a restore equals the undisturbed run's, bit by bit, in every implementation."""
+    model, optimizer = bf16_run(**keywords)
+    bf16_step(model, optimizer, 1.0)
+    with AsyncCheckpointer(tmp_path) as ck:
+        ck.save(1, {"m": model, "o": optimizer}).result(30)
+        fresh, again = bf16_run(**keywords)
+        ck.restore({"m": fresh, "o": again})
+    for one, other in zip(optimizer.state.values(), again.state.values(), strict=True):
+        assert one["step"].dtype == other["step"].dtype
+        assert one["step"].device == other["step"].device
+    bf16_step(model, optimizer, 2.0)
+    bf16_step(fresh, again, 2.0)
+    assert bits(fresh.weight) == bits(model.weight)
+
+
+def test_fp32_moments_of_bf16_weights_stay_fp32(tmp_path):
+    """Case 52: torch's own ``load_state_dict`` would cut the moments to the weights' dtype; ours does not."""
+    model, optimizer = bf16_run()
+    bf16_step(model, optimizer, 1.0)
+    for entry in optimizer.state.values():
+        entry["exp_avg"] = entry["exp_avg"].float() * 1.001
+        entry["step"] = entry["step"].double()
+    with AsyncCheckpointer(tmp_path) as ck:
+        ck.save(1, {"m": model, "o": optimizer}).result(30)
+        fresh, again = bf16_run()
+        ck.restore({"m": fresh, "o": again})
+    loaded = asyncckpt.load(tmp_path)["o"]["state"]
+    for i, (one, other) in enumerate(zip(optimizer.state.values(), again.state.values(), strict=True)):
+        for key in ("exp_avg", "exp_avg_sq", "step"):
+            assert other[key].dtype == loaded[i][key].dtype == one[key].dtype
+            assert bits(other[key]) == bits(loaded[i][key]) == bits(one[key])
 
 
 def test_pickle_needs_both_sides(tmp_path):
