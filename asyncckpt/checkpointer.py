@@ -16,16 +16,15 @@ from typing import Any, Self
 
 import torch
 
-from asyncckpt.capture.plan import SnapshotPlan, plan_snapshot
 from asyncckpt.capture.pool import Pool
 from asyncckpt.encode.base import Codec
 from asyncckpt.encode.codec import resolve_codec
 from asyncckpt.encode.frame import known_codecs
-from asyncckpt.errors import CheckpointError, ClosedError, UnsupportedStateError
+from asyncckpt.errors import CheckpointError, ClosedError
 from asyncckpt.events import OnEvent, Phases
-from asyncckpt.intake import Intake, Wish
-from asyncckpt.loading import MapLocation, StepChoice, best_info
-from asyncckpt.manifest.catalog import CheckpointInfo, committed, info_of, newest_valid, valid
+from asyncckpt.intake import Intake, Wish, plan_of
+from asyncckpt.loading import MapLocation, StepChoice
+from asyncckpt.lookup import Lookup
 from asyncckpt.options import (
     SnapshotMode,
     WhenFull,
@@ -49,14 +48,12 @@ from asyncckpt.signals import SignalFlag
 from asyncckpt.statistics import Statistics, Tally
 from asyncckpt.store.base import Store
 from asyncckpt.store.opening import open_store
-from asyncckpt.threads import run_blocking
-from asyncckpt.training.stateful import payload_of
 from asyncckpt.worker import PendingSave, Worker
 
 ENCODERS = 2  # encoder threads while there is work; more than the disk can take is no use
 
 
-class AsyncCheckpointer:
+class AsyncCheckpointer(Lookup):
     """Saves a training run's state in the background, and brings it back.
 
     Args:
@@ -115,8 +112,7 @@ class AsyncCheckpointer:
         if process_group is not None:
             raise NotImplementedError("process_group= is not available yet: one process writes a root")
         codec = resolve_codec(compression)
-        self._store = open_store(root, storage_options)
-        self._keep, self._schedule = keep, schedule
+        super().__init__(open_store(root, storage_options), keep, schedule)
         self._rng, self._allow_pickle, self._on_event = rng, allow_pickle, on_event
         self._codecs = known_codecs([codec] if codec is not None else [])
         self._pool = Pool(
@@ -187,7 +183,7 @@ class AsyncCheckpointer:
         with self._calling:
             self._check_open()
             moment = Moment(check_step(step), monotonic(), epoch_end, plain_metrics(metrics))
-            history = self._history if self._history is not None else self._first_history(moment)
+            history = self._history if self._history is not None else self._first_history(self._resumed, moment.seconds)
             due = self.stop_requested or (self._schedule is not None and self._schedule.due(moment, history))
             self._history = history.after(moment, saved=due)
             return self.save(step, state, metrics=metrics) if due else None
@@ -197,7 +193,7 @@ class AsyncCheckpointer:
         with self._calling:
             self._check_open()
             self._hold_root()
-            plan = self._plan(state)
+            plan = plan_of(state, rng=self._rng, allow_pickle=self._allow_pickle)
             self._pool.prepare(plan.raw_bytes, pinned=bool(plan.devices))
 
     def fence(self) -> None:
@@ -213,7 +209,7 @@ class AsyncCheckpointer:
         try:
             self._hold_root()
             with wish.phases("copy"), torch.profiler.record_function("asyncckpt.capture"):
-                plan = self._plan(state)
+                plan = plan_of(state, rng=self._rng, allow_pickle=self._allow_pickle)
             return self._intake.take(wish, plan)
         except CheckpointError as error:
             error.step = wish.step if error.step is None else error.step
@@ -222,26 +218,10 @@ class AsyncCheckpointer:
             for phase in ("copy", "wait"):
                 self._tally.stall(phase, wish.phases.seconds().get(phase, 0.0))
 
-    def _plan(self, state: Mapping[Any, Any]) -> SnapshotPlan:
-        try:
-            return plan_snapshot(payload_of(state, rng=self._rng), allow_pickle=self._allow_pickle)
-        except UnsupportedStateError as error:
-            below = error.path.removeprefix("state").removeprefix(".")  # the payload's own key is no business of users
-            message = str(error).replace(error.path, below or "the state", 1)
-            raise UnsupportedStateError(message, path=below) from error.__cause__
-
     def _hold_root(self) -> None:
         if not self._locked:
             self._lock.enter_context(self._store.writer_lock())
             self._locked = True
-
-    def _first_history(self, moment: Moment) -> History:
-        """Where the schedule starts counting: here, knowing the metrics of the checkpoints that exist."""
-        history = History.begin(self._resumed if self._resumed is not None else -1, moment.seconds)
-        if self._schedule is not None and self._schedule.objective() is not None:
-            for info in self._good():
-                history = history.seen(info.metrics)
-        return history
 
     # ---- restoring ---------------------------------------------------------------------------------------------
 
@@ -292,25 +272,7 @@ class AsyncCheckpointer:
                 self._resumed = self._publisher.resumed = restored.step
             return restored
 
-    # ---- looking around ----------------------------------------------------------------------------------------
-
-    def latest(self) -> int | None:
-        """The newest step that passes the cheap checks (manifest digest, file sizes); None if there is none."""
-        found = run_blocking(lambda: newest_valid(self._store))
-        return found.step if found else None
-
-    def best(self) -> int | None:
-        """The good step with the best metric, as ``KeepBest`` or ``OnBest`` name it; None if there is none.
-
-        Raises:
-            ValueError: neither ``keep`` nor ``schedule`` names a metric.
-        """
-        info = best_info(self._good(), self._objective())
-        return info.step if info else None
-
-    def steps(self) -> list[int]:
-        """All committed steps, ascending."""
-        return run_blocking(lambda: committed(self._store))
+    # ---- what has been --------------------------------------------------------------------------------------
 
     def statistics(self) -> Statistics:
         """Counts, bytes and stalls so far."""
@@ -369,15 +331,6 @@ class AsyncCheckpointer:
             self.close()
         except (CheckpointError, TimeoutError) as failure:
             error.add_note(f"asyncckpt: besides, a save failed: {type(failure).__name__}: {failure}")
-
-    def _good(self) -> list[CheckpointInfo]:
-        found = run_blocking(lambda: valid(self._store))
-        return [info_of(one.manifest, f"{self._store.url}/{one.folder}") for one in found if one.manifest is not None]
-
-    def _objective(self) -> tuple[str, str] | None:
-        """Metric and mode that ``best`` goes by."""
-        by_keep = self._keep.objective() if self._keep is not None else None
-        return by_keep or (self._schedule.objective() if self._schedule is not None else None)
 
     def _check_open(self) -> None:
         if not self._worker.in_parent():

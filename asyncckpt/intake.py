@@ -4,21 +4,32 @@ All of this runs in the caller's thread. Guarantees: an exception, also Ctrl-C, 
 nothing on its way; a save that is turned away has a handle that says so and never looks successful.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, cast
 
-from asyncckpt.capture.plan import SnapshotPlan
+from asyncckpt.capture.plan import SnapshotPlan, plan_snapshot
 from asyncckpt.capture.pool import Admission, Pool
 from asyncckpt.capture.snapshot import Snapshot
-from asyncckpt.errors import BackpressureError
+from asyncckpt.errors import BackpressureError, UnsupportedStateError
 from asyncckpt.events import Outcome, Phases, SaveEvent, emit, logger
 from asyncckpt.manifest.catalog import CheckpointInfo
 from asyncckpt.options import WhenFull
 from asyncckpt.saving import Publisher, SaveRequest
 from asyncckpt.statistics import Tally
+from asyncckpt.training.stateful import payload_of
 from asyncckpt.worker import Job, PendingSave, Worker
+
+
+def plan_of(state: Mapping[Any, Any], *, rng: bool, allow_pickle: bool) -> SnapshotPlan:
+    """The plan of a state with its random states; paths in errors are those that the user knows."""
+    try:
+        return plan_snapshot(payload_of(state, rng=rng), allow_pickle=allow_pickle)
+    except UnsupportedStateError as error:
+        below = error.path.removeprefix("state").removeprefix(".")  # the payload's own key is no business of users
+        message = str(error).replace(error.path, below or "the state", 1)
+        raise UnsupportedStateError(message, path=below) from error.__cause__
 
 
 @dataclass(frozen=True, slots=True)

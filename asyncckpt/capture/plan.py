@@ -5,6 +5,7 @@ path. Tensors whose memory overlaps become one region, stored once, and come bac
 storage is stored as its own range only.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,13 @@ _COMPRESSED = {
     torch.sparse_bsr: ("sparse_bsr", "crow_indices", "col_indices"),
     torch.sparse_csc: ("sparse_csc", "ccol_indices", "row_indices"),
     torch.sparse_bsc: ("sparse_bsc", "ccol_indices", "row_indices"),
+}
+
+
+_SMALL: dict[type, Callable[[Any], Node]] = {
+    torch.dtype: lambda value: ["torch.dtype", name_of(value)],
+    torch.device: lambda value: ["torch.device", str(value)],
+    torch.Size: lambda value: ["torch.Size", *value],
 }
 
 
@@ -73,15 +81,10 @@ class _Planner:
             return self._tensor(value, path)
         if type(value) is np.ndarray:
             return self._array(value, path)
-        if type(value) in {bytes, bytearray, Pickled}:
-            return self._data(value)  # type: ignore[arg-type]
-        if type(value) is torch.dtype:
-            return ["torch.dtype", name_of(value)]
-        if type(value) is torch.device:
-            return ["torch.device", str(value)]
-        if type(value) is torch.Size:
-            return ["torch.Size", *value]
-        return NOT_LEAF
+        if isinstance(value, bytes | bytearray) and type(value) in {bytes, bytearray, Pickled}:
+            return self._data(value)
+        small = _SMALL.get(type(value))
+        return NOT_LEAF if small is None else small(value)
 
     def plan(self, tree: Node) -> SnapshotPlan:
         find_regions(self.sites, self._enter)

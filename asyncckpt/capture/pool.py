@@ -146,7 +146,7 @@ class Pool:
     # ---- inside, with the lock held ----------------------------------------------------------------------------
 
     def _wait_for(self, ready: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait in slices: an interrupt that is no real signal (``_thread.interrupt_main``) does not end a lock's wait."""
+        """Wait in slices: an interrupt that is no real signal does not end the wait for a lock."""
         deadline = None if timeout is None else monotonic() + timeout
         while not ready():
             left = SLICE if deadline is None else min(SLICE, deadline - monotonic())

@@ -42,7 +42,7 @@ class TensorSite(NamedTuple):
 def site_of(tensor: torch.Tensor, node: list[Any]) -> TensorSite:
     """Measure a tensor."""
     width, count = tensor.element_size(), tensor.numel()
-    start = tensor.storage_offset() * width
+    start = int(tensor.storage_offset()) * width
     if not count or tensor.is_contiguous():
         return TensorSite(tensor, node, count * width, start, start + count * width)
     reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -64,11 +64,11 @@ class Snapshot:
                 for i, copies in copies_by_buffer(plan, self._size):
                     buffer = self._admission.buffer(i)
                     with streams.copying(plan.devices):
-                        self._fill(i, buffer, copies, plan)
+                        self._fill(i, buffer, copies)
             else:
                 with streams.copying(plan.devices):
                     for i, copies in copies_by_buffer(plan, self._size):
-                        self._fill(i, self._admission.buffer(i), copies, plan)
+                        self._fill(i, self._admission.buffer(i), copies)
         self._plan = None
 
     def read(self, i: int) -> memoryview:
@@ -121,7 +121,7 @@ class Snapshot:
         self._plan = None
         self._admission.release()
 
-    def _fill(self, i: int, buffer: Buffer, copies: list[Copy], plan: SnapshotPlan) -> None:
+    def _fill(self, i: int, buffer: Buffer, copies: list[Copy]) -> None:
         slot = self._slots[i]
         slot.buffer = buffer
         if self._error is not None:
