@@ -15,7 +15,7 @@ from asyncckpt.capture.plan import SnapshotPlan
 from asyncckpt.capture.sources import HOST, Source
 from asyncckpt.capture.streams import CopyStreams
 
-SMALL = 64 << 10
+SMALL = 1 << 20
 _JOINABLE = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8}
     | {torch.uint8, torch.bool, torch.complex64, torch.complex128}

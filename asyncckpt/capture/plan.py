@@ -17,6 +17,7 @@ from asyncckpt.capture.regions import Place, TensorSite, find_regions, site_of
 from asyncckpt.capture.sources import Source, array_group, name_of
 from asyncckpt.errors import UnsupportedStateError
 from asyncckpt.manifest.tree import NOT_LEAF, Node, Path, Pickled, flatten, render
+from asyncckpt.threads import collector_paused
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _COMPRESSED = {
@@ -63,7 +64,7 @@ def plan_snapshot(state: object, *, allow_pickle: bool = False, path: Path = ())
         UnsupportedStateError: a value that cannot be saved, with its key path below ``path``.
     """
     planner = _Planner()
-    with torch.no_grad():
+    with torch.no_grad(), collector_paused():
         tree = flatten(state, planner.leaf, allow_pickle=allow_pickle, path=path)
         return planner.plan(tree)
 

@@ -24,6 +24,7 @@ from asyncckpt.capture.plan import SnapshotPlan
 from asyncckpt.capture.pool import Admission
 from asyncckpt.capture.streams import wait_for
 from asyncckpt.encode.base import FrameSpec
+from asyncckpt.threads import collector_paused
 
 Events = list[tuple[torch.device, torch.Event]]
 
@@ -59,7 +60,7 @@ class Snapshot:
         plan = self._plan
         assert plan is not None  # noqa: S101 - captured once
         streams = self._admission.streams
-        with torch.no_grad():
+        with torch.no_grad(), collector_paused():
             if self._admission.streamed:
                 for i, copies in copies_by_buffer(plan, self._size):
                     buffer = self._admission.buffer(i)

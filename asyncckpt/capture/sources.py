@@ -51,13 +51,13 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     whole = tensor.contiguous()
     flat = torch.empty(0, dtype=torch.uint8, device=whole.device)
     start = whole.storage_offset() * whole.element_size()
-    return flat.set_(whole.untyped_storage(), start, (whole.numel() * whole.element_size(),), (1,))  # type: ignore[no-any-return]
+    return flat.set_(whole.untyped_storage(), start, (whole.numel() * whole.element_size(),), (1,))
 
 
 def storage_range(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     """Bytes ``[start, stop)`` of a tensor's storage as flat uint8; no copy."""
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return flat.set_(tensor.untyped_storage(), start, (stop - start,), (1,))  # type: ignore[no-any-return]
+    return flat.set_(tensor.untyped_storage(), start, (stop - start,), (1,))
 
 
 @cache

@@ -4,9 +4,7 @@ Slots are made in the order of the tree's leaves, and handed out in that order a
 value is built only when its bytes are there, which matters for registered types and pickles.
 """
 
-import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -19,6 +17,7 @@ from asyncckpt.restore.memory import Layout, Target
 from asyncckpt.restore.plan import Want
 from asyncckpt.restore.tensors import TensorSlot, new_tensor, tensor_into
 from asyncckpt.restore.values import ArraySlot, DataSlot, Slot, small_value
+from asyncckpt.threads import collector_paused
 
 _SMALL: Final = frozenset({"torch.dtype", "torch.device", "torch.Size"})
 
@@ -101,18 +100,6 @@ class Fill:
 
     def _piece(self, args: list[Any], path: Path) -> TensorSlot:
         return new_tensor(args, path, self._raw_bytes, self._layout, self._locate)
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """No cyclic garbage collection meanwhile: it would walk 100,000 new objects again and again, and find nothing."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 def _builder(slots: Iterator[tuple[Path, Slot]]) -> Callable[[str, list[Any], Path], object]:

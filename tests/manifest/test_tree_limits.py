@@ -48,7 +48,7 @@ class Name(str):
     __slots__ = ()
 
 
-Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - the plain kind is what is tested
+Pair = namedtuple("Pair", "a b")
 carrying = OrderedDict()
 carrying.note = "x"
 

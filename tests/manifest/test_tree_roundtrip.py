@@ -84,7 +84,7 @@ VALUES = [
     slice(1, "a", ()),
     pathlib.Path("a/b"), pathlib.PurePosixPath("/x"), pathlib.PureWindowsPath("C:\\x"), pathlib.PosixPath("\udcff"),
     pathlib.Path(), dt.date(2024, 2, 29), dt.time(1, 2),
-    dt.datetime(2024, 1, 1, 2, 3, 4, 5, fold=1),  # noqa: DTZ001 - a naive one is a value too
+    dt.datetime(2024, 1, 1, 2, 3, 4, 5, fold=1),
     dt.timedelta(-1, 5, 7),
     dt.datetime(1, 1, 1, tzinfo=dt.UTC),
     dt.datetime(9999, 12, 31, 23, tzinfo=dt.timezone(dt.timedelta(hours=-5), "EST")),
