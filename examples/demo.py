@@ -26,7 +26,6 @@ EXAMPLES = Path(__file__).resolve().parent
 DEMO = EXAMPLES.parent / "demo"
 KILLS = 3
 MOST_KILLS = 8  # when none of the three hit a save in progress, go on trying
-MODEL = ["--batch", "6", "--print-every", "10"]
 
 
 @dataclass
@@ -56,9 +55,20 @@ class Run:
 
     def command(self) -> list[str]:
         """The same for the first start and for every resume."""
-        script = [sys.executable, str(EXAMPLES / "train_gpt.py"), *MODEL]
+        script = [sys.executable, str(EXAMPLES / "train_gpt.py")]
         numbers = ["--steps", str(self.steps), "--eval-every", "10", "--save-every", str(self.save_every)]
-        return [*script, *numbers, "--root", str(self.root), "--log", str(self.log), "--final", str(self.final)]
+        return [
+            *script,
+            *numbers,
+            "--print-every",
+            "10",
+            "--root",
+            str(self.root),
+            "--log",
+            str(self.log),
+            "--final",
+            str(self.final),
+        ]
 
     @contextmanager
     def started(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -89,6 +99,12 @@ class Run:
     def step(self) -> int:
         """The step it is at, or 0."""
         return next((event["step"] for event in reversed(self.events) if event["event"] != "save"), 0)
+
+    def asked(self) -> int:
+        """The newest step that its present start has called ``save()`` for, or 0."""
+        kinds = [event["event"] for event in self.events]
+        since = len(kinds) - kinds[::-1].index("start") if "start" in kinds else 0
+        return max((event["step"] for event in self.events[since:] if event["event"] == "save"), default=0)
 
 
 def main() -> int:
@@ -149,10 +165,10 @@ def train_with_kills(run: Run, dice: random.Random) -> list[Kill]:
 
 
 def kill_steps(run: Run, dice: random.Random) -> list[int]:
-    """A random step in each third of the run, the first few and the last few left out."""
+    """A random step in each third of the run, with some room between them, before the first and after the last."""
     first, last = run.save_every * 3 // 2, run.steps - 2 * run.save_every
     third = (last - first) / KILLS
-    return [int(first + third * (number + dice.random())) for number in range(KILLS)]
+    return [int(first + third * (number + 0.6 * dice.random())) for number in range(KILLS)]
 
 
 def moment(run: Run, dice: random.Random, *, after: int, in_save: bool) -> Callable[[], bool]:
@@ -221,7 +237,8 @@ def describe_kill(run: Run, kills: list[Kill]) -> Kill:
     """What the kill left behind, looked at afterwards."""
     known = {path for kill in kills for path in kill.torn}
     torn = {path: size for path, size in torn_files(run.root).items() if path not in known}
-    return Kill(len(kills) + 1, run.step(), max(committed_steps(run.root), default=0), torn)
+    newest = max(committed_steps(run.root), default=0)
+    return Kill(len(kills) + 1, run.step(), newest, run.asked(), torn)
 
 
 def note_resumes(run: Run, kills: list[Kill]) -> None:

@@ -15,30 +15,39 @@ from rich.table import Table
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 Events = list[dict[str, Any]]
 PALE, DARK, RED, GREEN = "#9ec5e8", "#17324d", "#c8322f", "#2a8c4a"
+BESIDE_LINE: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "fontsize": 10, "color": RED}
 
 
 @dataclass
 class Kill:
     """One SIGKILL: the last step trained before it, and what it left behind.
 
-    ``torn`` holds the files, with their bytes, of the save it hit; it is empty if it hit none.
+    ``newest`` is the newest step with a checkpoint, ``asked`` the newest one that ``save()`` had been called for.
+    ``torn`` holds the files, with their bytes, of a save that was being written; it is empty if none was.
     """
 
     number: int
     step: int
     newest: int
+    asked: int
     torn: dict[Path, int] = field(default_factory=dict)
     resumed: int | None = None
 
-    def where(self) -> str:
-        """What was going on, in words."""
+    def hit(self) -> str:
+        """What was going on, in short."""
+        if self.torn:
+            return "a save being written"
+        return "a save still in memory" if self.asked > self.newest else "no save"
+
+    def left(self) -> str:
+        """What lies on the disk because of it."""
         if not self.torn:
-            return "between two saves"
-        left = ", ".join(f"{path.name} with {size:,} bytes" for path, size in self.torn.items())
-        return f"in a save: {next(iter(self.torn)).parent.name} has {left}, and no MANIFEST.json"
+            return ""
+        files = ", ".join(f"{path.name} with {size:,} bytes" for path, size in self.torn.items())
+        return f": {next(iter(self.torn)).parent.name} has {files}, and no MANIFEST.json"
 
     def __str__(self) -> str:
-        return f"[red]SIGKILL {self.number}[/red] after step {self.step}, {self.where()}"
+        return f"[red]SIGKILL {self.number}[/red] after step {self.step} hit {self.hit()}{self.left()}"
 
 
 @dataclass(frozen=True)
@@ -113,8 +122,7 @@ def print_kills(kills: list[Kill]) -> None:
     """What each kill hit, and from where the run went on."""
     table = Table("kill", "after step", "hit", "resumed from step", title="kills", title_justify="left")
     for kill in kills:
-        hit = "a save in progress" if kill.torn else "no save"
-        table.add_row(str(kill.number), str(kill.step), hit, str(kill.resumed or "0 (no checkpoint yet)"))
+        table.add_row(str(kill.number), str(kill.step), kill.hit(), str(kill.resumed or "0 (no checkpoint yet)"))
     console.print(table)
 
 
@@ -139,7 +147,7 @@ def draw(plain: Events, killed: Events, kills: list[Kill], *, same: bool, file: 
             2, 1, figsize=(11, 7), sharex=True, height_ratios=(3, 1), layout="constrained"
         )
         verdict = "equal, bit by bit, to the end" if same else "DIFFERENT"
-        above.set_title(f"The same training run twice: {verdict}", pad=30)
+        above.set_title(f"The same training run twice: {verdict}", pad=12)
         draw_losses(above, plain, attempts(killed), kills)
         draw_attempts(below, attempts(killed), kills)
         figure.savefig(file, dpi=130)
@@ -164,8 +172,8 @@ def draw_losses(axes: Any, plain: Events, parts: list[list[tuple[int, float]]], 
     losses = {step: loss for part in parts for step, loss in part}
     for number, kill in enumerate(kills):
         axes.axvline(kill.step, color=RED, linestyle="--", linewidth=1.2, label="" if number else "SIGKILL")
-        what = f"kill {kill.number}" + ("\nin a save" if kill.torn else "")
-        axes.text(kill.step, 1.01, what, transform=axes.get_xaxis_transform(), color=RED, ha="center", fontsize=10)
+        what = f"kill {kill.number}" + (", in a save " if kill.torn else " ")
+        axes.text(kill.step, 0.99, what, transform=axes.get_xaxis_transform(), **BESIDE_LINE)
     resumed = [kill.resumed for kill in kills if kill.resumed]
     points = [losses[step] for step in resumed]
     axes.plot(resumed, points, "o", color=GREEN, markersize=9, zorder=5, label="resumed from")
@@ -176,6 +184,8 @@ def draw_losses(axes: Any, plain: Events, parts: list[list[tuple[int, float]]], 
 
 def draw_attempts(axes: Any, parts: list[list[tuple[int, float]]], kills: list[Kill]) -> None:
     for row, part in enumerate(parts):
+        if not part:  # killed before its first step
+            continue
         first, last = part[0][0] - 1, part[-1][0]
         axes.barh(row, last - first, left=first, height=0.5, color=DARK)
         if row < len(kills):

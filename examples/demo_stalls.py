@@ -14,7 +14,7 @@ ROUNDS = 9
 
 def measure(state_file: Path, folder: Path) -> tuple[list[float], list[float], list[float]]:
     """Seconds of ``save()``, seconds until durable, seconds of torch.save + fsync + rename: one per round."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # as in the training runs: the other core is for the writer
     state = torch.load(state_file, weights_only=True)
     del state["next_draws"]
     folder.mkdir(parents=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-TINY = "--steps 20 --save-every 4 --eval-every 3 --print-every 1 --threads 1 --device cpu --corpus-bytes 50000"
+TINY = "--steps 20 --save-every 4 --eval-every 3 --print-every 1 --device cpu --corpus-bytes 50000"
 TINY += " --layers 2 --width 32 --heads 2 --block 16 --batch 4 --layer-drop 0.3 --warmup 5"
 
 
