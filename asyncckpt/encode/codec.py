@@ -1,34 +1,30 @@
-"""The library's own codec: float planes and zstd.
+"""The library's own codec: float planes and zstd. docs/format-frames.md gives every byte of the stored form.
 
-Stored form: one byte of mode, then
-
-* mode 0: one zstd frame of the whole;
-* mode 1 (floats; +2 if elements were rotated: mode 3): one byte of width, then per plane, lowest byte first, an
-  unsigned 32-bit little-endian length whose top bit says "zstd"; then the planes, back to back, raw or as one zstd
-  frame each; then the bytes behind the last whole element, as they are.
-
-Exponent bytes hold no repeats, only skewed frequencies, so zstd's match search is switched off and what remains is a
-Huffman coder. A plane or frame is coded only if a sample of it shrinks.
+What is coded at all is decided from a sample, so noise costs little; a plane or frame that does not shrink after all
+stays as it is.
 """
 
 import struct
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import zstandard
 
-from asyncckpt.encode.base import Buffer, Codec, Kind, width_of
-from asyncckpt.encode.planes import Bytes, join, split
+from asyncckpt.encode.base import RAW, Buffer, Codec, Kind, width_of
+from asyncckpt.encode.pairs import decode_pairs, encode_pairs
+from asyncckpt.encode.planes import COARSE, FINE, Layout, join, split
+from asyncckpt.encode.scratch import Bytes, lent, scratch
+from asyncckpt.encode.zstd import compress, compress_noise, decompress
 
-_WHOLE, _PLANES, _ROTATED = 0, 1, 2
-_CODED = 1 << 31
-_SAMPLE = 16 << 10
+_WHOLE, _COARSE, _FINE = 0, 1, 2  # modes of a frame
+_AS_IS, _ZSTD, _PAIRS = 0, 1, 2  # codings of a plane
+_ENTRY = struct.Struct("<BI")
 _HIGHEST = 19
-_WORTH = 0.97  # a coded plane or frame must be this much smaller
-_local = threading.local()
+_LARGEST = 1 << 30  # bytes; lengths must fit 32 bits
+_WORTH = 0.97  # what is coded must become this much smaller
+_STRETCHES = 8  # places that a sample of floats is taken from
+_STRETCH = 1024  # elements
+_RUN = 16 << 10  # bytes at each of the three places that a sample of other data is taken from
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class Zstd:
 
     def __post_init__(self) -> None:
         if isinstance(self.level, bool) or not isinstance(self.level, int) or not 1 <= self.level <= _HIGHEST:
-            raise ValueError(f"Zstd(level={self.level!r}) must lie between 1 and 19")
+            raise ValueError(f"Zstd(level={self.level!r}) must lie between 1 and {_HIGHEST}")
 
     @property
     def name(self) -> str:
@@ -52,25 +48,23 @@ class Zstd:
 
     def encode(self, raw: memoryview, kind: Kind) -> Sequence[Buffer] | None:
         """See ``Codec.encode``."""
-        data = np.frombuffer(raw, np.uint8)
         width = width_of(kind)
-        if kind[0] == "f" and width > 1 and len(data) >= width:
-            return _encode_planes(data, width)
-        matcher = kind[0] == "b"
-        if not _shrinks(data, self.level, matcher):
+        if not 1 < len(raw) <= _LARGEST:
             return None
-        coded = _compressor(self.level, matcher).compress(data)
-        return [bytes([_WHOLE]), coded] if len(coded) + 1 < len(data) * _WORTH else None
+        data = np.frombuffer(raw, np.uint8)
+        if kind[0] == "f" and 1 < width <= len(data):
+            return _encode_planes(data, width)
+        return _encode_whole(data, 0 if kind[0] == "f" else self.level)
 
     def decode(self, stored: memoryview, kind: Kind, into: memoryview) -> None:
         """See ``Codec.decode``."""
-        if not len(stored):
-            raise ValueError("empty frame")
-        mode = stored[0]
+        if not len(stored) or not len(into):
+            raise ValueError("an empty frame has no coded form")
+        mode, width = stored[0], width_of(kind)
         if mode == _WHOLE:
-            _decompress(stored[1:], into)
-        elif mode in {_PLANES, _PLANES | _ROTATED} and kind[0] == "f":
-            _decode_planes(stored[1:], width_of(kind), into, rotated=bool(mode & _ROTATED))
+            decompress(stored[1:], into)
+        elif mode in {_COARSE, _FINE} and kind[0] == "f" and width > 1:
+            _decode_planes(stored[1:], np.frombuffer(into, np.uint8), (COARSE if mode == _COARSE else FINE)[width])
         else:
             raise ValueError(f"unknown mode {mode} for a frame of kind {kind}")
 
@@ -81,118 +75,110 @@ def resolve_codec(compression: str | Codec) -> Codec | None:
         return None
     if compression == "zstd":
         return Zstd()
-    if isinstance(compression, Codec) and not isinstance(compression, str) and compression.name != "raw":
+    if isinstance(compression, Codec) and not isinstance(compression, type) and compression.name != RAW:
         return compression
     raise ValueError(f'compression={compression!r} must be "zstd", "none", Zstd(level) or a Codec')
 
 
-# ---- planes --------------------------------------------------------------------------------------------------------
+# ---- frames as a whole ---------------------------------------------------------------------------------------------
+
+
+def _encode_whole(data: Bytes, level: int) -> Sequence[Buffer] | None:
+    if len(data) > 6 * _RUN and _code(_runs(data), level) is None:
+        return None
+    coded = _code(data, level)
+    return None if coded is None else [bytes([_WHOLE]), coded]
+
+
+def _runs(data: Bytes) -> Bytes:
+    middle = (len(data) - _RUN) // 2
+    return np.concatenate([data[:_RUN], data[middle : middle + _RUN], data[-_RUN:]])
+
+
+def _code(data: Bytes, level: int) -> bytes | None:
+    """A zstd frame (level 0: Huffman only), if that is worth it."""
+    coded = compress(data.data, level) if level else compress_noise(data.data)
+    return coded if len(coded) < len(data) * _WORTH else None
+
+
+# ---- frames of floats ----------------------------------------------------------------------------------------------
 
 
 def _encode_planes(data: Bytes, width: int) -> Sequence[Buffer] | None:
-    count = len(data) // width
-    planes = _plane_memory(width, count)
-    split(data[: count * width], planes, rotate=True)
-    lengths, parts, total = [], [], 0
-    for plane in planes:
-        coded = _encode_plane(plane)
-        parts.append(plane.tobytes() if coded is None else coded)
-        lengths.append(count if coded is None else len(coded) | _CODED)
-        total += len(parts[-1])
-    if total > len(data) * _WORTH:
+    whole = len(data) // width * width
+    sample = _sampled(data[:whole], width)
+    worth = [_code(plane, 0) is not None for plane in sample]
+    if not any(worth):
         return None
-    header = struct.pack(f"<BB{width}I", _PLANES | _ROTATED, width, *lengths)
-    return [header, *parts, data[count * width :].tobytes()]
-
-
-def _encode_plane(plane: Bytes) -> bytes | None:
-    if not _shrinks(plane, 1, matcher=False):
+    fine = any(worth[:-2])
+    layout = (FINE if fine else COARSE)[width]
+    coded = worth if fine else [False] * (len(layout) - 2) + worth[-2:]
+    planes = list(_plane_memory(whole // width, layout, coded))
+    split(data[:whole], planes, layout)
+    entries = [
+        _encode_plane(plane, top=k == len(planes) - 1) if coded[k] else (_AS_IS, plane.data)
+        for k, plane in enumerate(planes)
+    ]
+    parts: list[Buffer] = [part for _, part in entries]
+    if sum(map(len, parts)) > whole * _WORTH:
         return None
-    coded: bytes = _compressor(1, matcher=False).compress(plane)
-    return coded if len(coded) < len(plane) * _WORTH else None
+    head = b"".join(_ENTRY.pack(coding, len(part)) for coding, part in entries)
+    return [bytes([_FINE if fine else _COARSE]) + head, *parts, data[whole:].tobytes()]
 
 
-def _decode_planes(stored: memoryview, width: int, into: memoryview, *, rotated: bool) -> None:
-    head = 1 + 4 * width
-    if len(stored) < head or stored[0] != width:
-        raise ValueError("broken plane header")
-    count, tail = divmod(len(into), width)
-    raw = np.frombuffer(into, np.uint8)
-    planes, at = [], head
-    memory = _plane_memory(width, count)
-    for k, length in enumerate(struct.unpack_from(f"<{width}I", stored, 1)):
-        size = length & ~_CODED
+def _sampled(data: Bytes, width: int) -> list[Bytes]:
+    """The planes, byte by byte, of some elements all over the frame."""
+    elements = data.reshape(-1, width)
+    if len(elements) > 2 * _STRETCHES * _STRETCH:
+        starts = np.linspace(0, len(elements) - _STRETCH, _STRETCHES).astype(int)
+        elements = np.concatenate([elements[start : start + _STRETCH] for start in starts])
+    planes = [np.empty(len(elements), np.uint8) for _ in range(width)]
+    split(elements.reshape(-1), planes, FINE[width])
+    return planes
+
+
+def _plane_memory(count: int, layout: Layout, coded: Sequence[bool]) -> Iterator[Bytes]:
+    """Memory to give away for planes that go out as they are, else memory that this thread's next frame overwrites."""
+    for k, size in enumerate(layout):
+        yield scratch(f"plane {k}", count * size) if coded[k] else lent(count * size)
+
+
+def _encode_plane(plane: Bytes, *, top: bool) -> tuple[int, Buffer]:
+    pairs = encode_pairs(plane) if top else None
+    if pairs is not None and len(pairs) < len(plane) * _WORTH:
+        return _PAIRS, pairs
+    coded = _code(plane, 0)
+    return (_AS_IS, plane.tobytes()) if coded is None else (_ZSTD, coded)
+
+
+def _decode_planes(stored: memoryview, raw: Bytes, layout: Layout) -> None:
+    count, tail = divmod(len(raw), sum(layout))
+    at = _ENTRY.size * len(layout)
+    if len(stored) < at:
+        raise ValueError("a frame of floats without its table of planes")
+    planes = []
+    for k, (coding, size) in enumerate(_ENTRY.iter_unpack(stored[:at])):
         part = stored[at : at + size]
         at += size
-        if len(part) != size or (not length & _CODED and size != count):
-            raise ValueError("broken plane length")
-        planes.append(_decode_plane(part, memory[k]) if length & _CODED else np.frombuffer(part, np.uint8))
+        if len(part) != size:
+            raise ValueError("a frame of floats that ends early")
+        planes.append(_decode_plane(part, coding, count * layout[k], k))
     if len(stored) - at != tail:
-        raise ValueError("broken tail")
-    if count:
-        join(planes, raw[: count * width], rotated=rotated)
-    raw[count * width :] = np.frombuffer(stored[at:], np.uint8)
+        raise ValueError(f"{len(stored) - at} bytes behind the planes, {tail} expected")
+    join(planes, raw[: len(raw) - tail], layout)
+    raw[len(raw) - tail :] = np.frombuffer(stored[at:], np.uint8)
 
 
-def _decode_plane(part: memoryview, memory: Bytes) -> Bytes:
-    _decompress(part, memory.data)
-    return memory
-
-
-def _plane_memory(width: int, count: int) -> Bytes:
-    """A (width, count) array that this thread's next call overwrites."""
-    memory: Bytes = getattr(_local, "planes", np.empty(0, np.uint8))
-    if len(memory) < width * count:
-        _local.planes = memory = np.empty(width * count, np.uint8)
-    return memory[: width * count].reshape(width, count)
-
-
-# ---- zstd ----------------------------------------------------------------------------------------------------------
-
-
-def _shrinks(data: Bytes, level: int, matcher: bool) -> bool:
-    """Whether a sample from three places of the data gets smaller."""
-    if len(data) <= 3 * _SAMPLE:
-        return len(data) > 0
-    middle = (len(data) - _SAMPLE) // 2
-    sample = np.concatenate([data[:_SAMPLE], data[middle : middle + _SAMPLE], data[-_SAMPLE:]])
-    return len(_compressor(level, matcher).compress(sample)) < len(sample) * _WORTH
-
-
-def _compressor(level: int, matcher: bool) -> Any:
-    """This thread's compressor; compressors are never shared."""
-    made: dict[tuple[int, bool], Any] = _local.__dict__.setdefault("compressors", {})
-    key = (level, matcher)
-    if key not in made:
-        made[key] = zstandard.ZstdCompressor(compression_params=_parameters(level, matcher))
-    return made[key]
-
-
-def _parameters(level: int, matcher: bool) -> Any:
-    if matcher:
-        return zstandard.ZstdCompressionParameters.from_level(level, write_checksum=0, write_content_size=1)
-    return zstandard.ZstdCompressionParameters.from_level(
-        1,
-        strategy=zstandard.STRATEGY_FAST,
-        min_match=7,
-        hash_log=6,
-        target_length=0,
-        write_checksum=0,
-        write_content_size=1,
-    )
-
-
-def _decompress(stored: memoryview, into: memoryview) -> None:
-    """Fill ``into`` from one zstd frame of exactly that content; memory beyond it is zstd's window only."""
-    try:
-        if zstandard.frame_content_size(stored) != len(into):
-            raise ValueError("a zstd frame of another length")
-        decompressor = _local.__dict__.setdefault("decompressor", zstandard.ZstdDecompressor())
-        with decompressor.stream_reader(stored) as reader:
-            done = 0
-            while done < len(into) and (got := reader.readinto(into[done:])):
-                done += got
-    except zstandard.ZstdError as error:
-        raise ValueError(f"broken zstd frame: {error}") from error
-    if done != len(into):
-        raise ValueError("a zstd frame that ends early")
+def _decode_plane(part: memoryview, coding: int, nbytes: int, k: int) -> Bytes:
+    if coding == _AS_IS:
+        if len(part) != nbytes:
+            raise ValueError(f"a plane of {len(part)} bytes, {nbytes} expected")
+        return np.frombuffer(part, np.uint8)
+    if coding not in {_ZSTD, _PAIRS}:
+        raise ValueError(f"unknown coding {coding} of a plane")
+    plane = scratch(f"plane {k}", nbytes)
+    if coding == _PAIRS:
+        decode_pairs(part, plane)
+    else:
+        decompress(part, plane.data)
+    return plane
