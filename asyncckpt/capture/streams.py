@@ -26,12 +26,20 @@ class CopyStreams:
         """
         callers = {device: torch.accelerator.current_stream(device) for device in devices}
         for device, caller in callers.items():
-            self.of(device).wait_stream(caller)
+            self.follow(device, caller)
         try:
             yield
         finally:
             for device, caller in callers.items():
-                caller.wait_event(self.mark(device))
+                self.hold_up(device, caller)
+
+    def follow(self, device: torch.device, caller: torch.Stream) -> None:
+        """What is enqueued on the copy stream from now on runs after all that the caller's stream has queued."""
+        self.of(device).wait_stream(caller)
+
+    def hold_up(self, device: torch.device, caller: torch.Stream) -> None:
+        """What the caller's stream queues from now on runs after all that is enqueued on the copy stream."""
+        caller.wait_event(self.mark(device))
 
     def mark(self, device: torch.device) -> torch.Event:
         """An event behind everything enqueued on the device's copy stream so far."""
