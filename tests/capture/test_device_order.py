@@ -19,11 +19,11 @@ COUNT = 1000
 
 
 def produce(x):
-    """Make ``x`` ones, late: several slow copies in a row on the current stream."""
-    ones = torch.ones(COUNT, device=x.device)
-    for _ in range(4):
-        x.copy_(ones, non_blocking=True)
-    return ones
+    """Make ``x`` ones, late: behind several slow copies on the current stream."""
+    ones, other = torch.ones(COUNT, device=x.device), torch.zeros(COUNT, device=x.device)
+    for target in (other, other, other, x):
+        target.copy_(ones, non_blocking=True)
+    return ones, other
 
 
 def overwrite(state):
