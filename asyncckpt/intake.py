@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from asyncckpt.capture.plan import SnapshotPlan, plan_snapshot
 from asyncckpt.capture.pool import Admission, Pool
-from asyncckpt.capture.snapshot import Snapshot
+from asyncckpt.capture.snapshot import CaptureEndedError, Snapshot
 from asyncckpt.errors import BackpressureError, UnsupportedStateError
 from asyncckpt.events import Outcome, Phases, SaveEvent, emit, logger
 from asyncckpt.manifest.catalog import CheckpointInfo
@@ -110,6 +110,8 @@ class Intake:
         try:
             with phases("copy"):
                 snapshot.capture()
+        except CaptureEndedError:
+            return  # the save failed while its state was still being copied; the handle has the error
         except BaseException as error:
             snapshot.abort(error)  # the worker gives the memory back when its save has ended
             job.handle.exception()  # which it does now; the caller gets the error from here, once

@@ -12,7 +12,7 @@ All methods may be called from any thread.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from time import monotonic
 
@@ -112,10 +112,12 @@ class Pool:
 
     # ---- for admissions ----------------------------------------------------------------------------------------
 
-    def take(self, stopped: Callable[[], bool]) -> Buffer:
-        """A buffer; waits while all the cap allows are in use, until ``stopped()``."""
+    def take(self, stopped: Callable[[], bool]) -> Buffer | None:
+        """A buffer; waits while all the cap allows are in use. None once ``stopped()``."""
         with self._changed:
             self._wait_for(lambda: self._in_use < self._cap or stopped(), None)
+            if stopped():
+                return None
             buffer = self._free.pop() if self._free else self._allocate()
             self._in_use += 1
             self._peak = max(self._peak, self._in_use * self._size)
@@ -207,11 +209,12 @@ class Admission:
         self._held: dict[int, Buffer] = {}
         self._ended = self._cancelled = False
 
-    def buffer(self, i: int) -> Buffer:
-        """Take buffer i. Waits only if streamed, until an earlier one comes back or ``cancel()``."""
-        buffer = self._pool.take(lambda: self._cancelled)
-        with self._lock:
-            self._held[i] = buffer
+    def buffer(self, i: int) -> Buffer | None:
+        """Take buffer i. Waits only if streamed, until an earlier one comes back. None once cancelled or released."""
+        buffer = self._pool.take(lambda: self._cancelled or self._ended)
+        if buffer is not None:
+            with self._lock:
+                self._held[i] = buffer
         return buffer
 
     def give_back(self, i: int) -> None:
@@ -224,9 +227,9 @@ class Admission:
             self._reserved -= places
         self._pool.give_back(buffer, places)
 
-    def release(self) -> None:
-        """Give everything back; again: does nothing."""
-        for i in list(self._held):
+    def release(self, keep: Collection[int] = ()) -> None:
+        """Give everything back but what is in ``keep``, which ``give_back`` takes later. Again: does nothing."""
+        for i in [i for i in self._held if i not in keep]:
             self.give_back(i)
         with self._lock:
             ended, self._ended = self._ended, True

@@ -12,7 +12,7 @@ Guarantees:
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,11 +22,15 @@ from asyncckpt.capture.layout import cut
 from asyncckpt.capture.memory import Buffer
 from asyncckpt.capture.plan import SnapshotPlan
 from asyncckpt.capture.pool import Admission
-from asyncckpt.capture.streams import wait_for
+from asyncckpt.capture.streams import CopyStreams, wait_for
 from asyncckpt.encode.base import FrameSpec
 from asyncckpt.threads import collector_paused
 
 Events = list[tuple[torch.device, torch.Event]]
+
+
+class CaptureEndedError(RuntimeError):
+    """The snapshot was released while it was being captured: its save had failed, and its handle says why."""
 
 
 class _Slot:
@@ -53,24 +57,35 @@ class Snapshot:
         self._size = admission.buffer_size
         self._changed = threading.Condition()
         self._error: BaseException | None = None
+        self._capturing = self._released = False
         self._slots = [_Slot(n) for n in self._frames_per_buffer()]
 
     def capture(self) -> None:
-        """Copy everything that the plan names. Blocks for room only if the state is streamed."""
+        """Copy everything that the plan names. Blocks for room only if the state is streamed.
+
+        Raises:
+            CaptureEndedError: the snapshot was released meanwhile, because its save has failed.
+        """
         plan = self._plan
         assert plan is not None  # noqa: S101 - captured once
-        streams = self._admission.streams
-        with torch.no_grad(), collector_paused():
-            if self._admission.streamed:
-                for i, copies in copies_by_buffer(plan, self._size):
-                    buffer = self._admission.buffer(i)
-                    with streams.copying(plan.devices):
-                        self._fill(i, buffer, copies)
-            else:
-                with streams.copying(plan.devices):
-                    for i, copies in copies_by_buffer(plan, self._size):
-                        self._fill(i, self._admission.buffer(i), copies)
+        self._capturing = True
+        try:
+            with torch.no_grad(), collector_paused():
+                self._copy(plan, self._admission.streams)
+        finally:
+            self._capturing = False
         self._plan = None
+
+    def _copy(self, plan: SnapshotPlan, streams: CopyStreams) -> None:
+        if self._admission.streamed:
+            for i, copies in copies_by_buffer(plan, self._size):
+                buffer = self._admission.buffer(i)
+                with streams.copying(plan.devices):
+                    self._fill(i, buffer, copies)
+        else:
+            with streams.copying(plan.devices):
+                for i, copies in copies_by_buffer(plan, self._size):
+                    self._fill(i, self._admission.buffer(i), copies)
 
     def read(self, i: int) -> memoryview:
         """The raw bytes of frame i; waits until they have been captured. Raises what ended the capture, if it did."""
@@ -116,22 +131,37 @@ class Snapshot:
         self._admission.cancel()
 
     def release_all(self) -> None:
-        """Give all memory back, once no device writes to it any more. Again: does nothing."""
-        for i in range(len(self._slots)):
-            self._let_go(i)
-        self._plan = None
-        self._admission.release()
+        """Give all memory back, once no device writes to it any more. Again: does nothing.
 
-    def _fill(self, i: int, buffer: Buffer, copies: list[Copy]) -> None:
+        A buffer that the training thread is filling just now goes back when that thread is through with it.
+        """
+        with self._changed:
+            self._released = True
+            filling = {i for i, slot in enumerate(self._slots) if self._capturing and not slot.ready}
+        for i in range(len(self._slots)):
+            if i not in filling:
+                self._let_go(i)
+        self._plan = None
+        self._admission.release(keep=filling)
+
+    def _fill(self, i: int, buffer: Buffer | None, copies: list[Copy]) -> None:
         slot = self._slots[i]
         slot.buffer = buffer
-        if self._error is not None:
-            raise self._error
-        devices = copy_all(copies, buffer, self._admission.streams, slot.sources)
-        slot.events = [(device, self._admission.streams.mark(device)) for device in devices]
+        if buffer is None or self._error is not None:
+            raise self._error or CaptureEndedError
+        streams = self._admission.streams
+        devices: Iterable[torch.device] = streams.devices()  # if this is interrupted, any may have been copying
+        try:
+            devices = copy_all(copies, buffer, streams, slot.sources)
+        finally:
+            slot.events = [(device, streams.mark(device)) for device in devices]
         with self._changed:
             slot.ready = True
+            released = self._released
             self._changed.notify_all()
+        if released:
+            self._let_go(i)
+            raise CaptureEndedError
 
     def _let_go(self, i: int) -> None:
         slot = self._slots[i]

@@ -12,6 +12,10 @@ class CopyStreams:
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.Stream] = {}
 
+    def devices(self) -> list[torch.device]:
+        """Those that have a copy stream."""
+        return list(self._streams)
+
     def of(self, device: torch.device) -> torch.Stream:
         """The copy stream of a device."""
         if device not in self._streams:

@@ -153,3 +153,17 @@ def test_sizes_are_read_as_people_write_them(tmp_path):
     for bad in ("lots", "-1GB", 0, -5, 1.5, True):
         with pytest.raises(ValueError, match="host_memory"):
             AsyncCheckpointer(tmp_path, host_memory=bad)
+
+
+def test_a_streamed_save_that_fails_half_way_gives_everything_back(faulty):
+    """The disk fills while a state larger than the cap is still being copied: the handle says so, the next one works."""
+    state = {f"layer{i}": torch.randn(MB) for i in range(8)}
+    with AsyncCheckpointer(faulty.store, host_memory=4 * MB) as ck:
+        faulty.failing = True
+        handle = ck.save(1, state)
+        assert isinstance(handle.exception(30), OSError)
+        faulty.failing = False
+        ck.save(2, state).result(60)
+        assert ck.statistics().in_flight_bytes == 0
+        assert ck.statistics().pool_peak_bytes <= 4 * MB
+        assert ck.steps() == [2]
