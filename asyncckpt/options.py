@@ -90,7 +90,7 @@ def plain_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
         if not isinstance(name, str):
             raise TypeError(f"metrics: the name {name!r} must be a string")
         try:
-            plain[name] = float(value)
+            plain[name] = float(value.detach() if isinstance(value, torch.Tensor) else value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"metrics[{name!r}] must be a single number, not {value!r:.80}") from error
     return plain

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from asyncckpt.encode.base import Codec
 from asyncckpt.errors import CheckpointNotFoundError
+from asyncckpt.events import logger
 from asyncckpt.loading import MapLocation, Search, best_info, exact, info_at
 from asyncckpt.manifest.catalog import Found, valid
 from asyncckpt.options import check_step
@@ -37,11 +38,14 @@ class Restoration:
             return self._use(exact(self.store, check_step(step)))
         search = Search(self.store)
         try:
-            return search.first(self._use)
+            restored = search.first(self._use)
         except CheckpointNotFoundError as error:
             if search.read:
                 error.add_note("the objects given to restore() may hold parts of a damaged checkpoint")
             raise
+        if restored is None:
+            logger.info("%s holds no checkpoint: nothing is restored", self.store.url)
+        return restored
 
     def best(self, objective: tuple[str, str] | None) -> Restored | None:
         """Restore the best by a metric; None if no step was ever committed."""

@@ -35,6 +35,7 @@ class Publisher:
     Attributes:
         resumed: the step the run resumed from, which retention spares until a newer one is durable.
         swept: whether the leftovers of earlier runs have been removed.
+        warned: whether it was said that newer steps exist than the one being saved.
     """
 
     store: Store
@@ -45,6 +46,7 @@ class Publisher:
     versions: Mapping[str, str]
     resumed: int | None = None
     swept: bool = False
+    warned: bool = False
 
     async def publish(self, save: "SaveRequest", encoders: Executor) -> CheckpointInfo:
         """Write, commit, then retire old checkpoints; ``CheckpointError`` with step and save_id if it fails."""
@@ -60,7 +62,9 @@ class Publisher:
             self.swept = True
 
     async def _write_and_commit(self, save: "SaveRequest", encoders: Executor) -> CheckpointInfo:
-        existing = (await scan_steps(self.store)).get(save.step)
+        folders = await scan_steps(self.store)
+        existing = folders.get(save.step)
+        self._warn_of_newer(save.step, max(folders, default=save.step))
         folder = existing or step_folder(save.step)
         replacing = existing is not None and await is_committed(self.store, existing)
         try:
@@ -84,6 +88,19 @@ class Publisher:
             await asyncio.shield(clean_attempt(self.store, folder, save.save_id))
             raise
         return info_of(manifest, f"{self.store.url}/{folder}")
+
+    def _warn_of_newer(self, step: int, newest: int) -> None:
+        """A run that went back: what it saves is not what ``latest`` finds until it has passed the old steps."""
+        if newest > step and not self.warned:
+            self.warned = True
+            logger.warning(
+                "step %d is saved while step %d exists in %s: resuming goes by the highest step, so it will take %d; "
+                "to go on from here, remove the newer steps or use another root",
+                step,
+                newest,
+                self.store.url,
+                newest,
+            )
 
     def _manifest(self, save: "SaveRequest", shard: ShardEntry) -> Manifest:
         return Manifest(

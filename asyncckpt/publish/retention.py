@@ -143,7 +143,7 @@ async def _remove_dead(store: Store, folder: str, in_flight: Collection[str]) ->
         named = manifest.save_id
     dead = [f"{folder}/{name}" for name in dead_files(entries, named=named, in_flight=in_flight)]
     if dead:
-        logger.info("%s: removing %d files that dead saves have left", folder, len(dead))
+        logger.debug("%s: removing %d files that no manifest names", folder, len(dead))
     if doomed := dead or _emptiness(folder, entries):
         await store.delete(doomed)
     return dead

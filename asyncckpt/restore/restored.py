@@ -32,7 +32,10 @@ class Restored(Mapping[Any, Any]):
         self.path = path
 
     def __getitem__(self, key: Any) -> Any:
-        return self._values[key]
+        try:
+            return self._values[key]
+        except KeyError:
+            raise KeyError(f"{key!r} was loaded in place or is not in step {self.step}; here: {list(self)!r}") from None
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._values)

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -29,7 +30,10 @@ def _open(root: str) -> Store:
     if not root:
         raise ValueError("the root is empty; write '.' for the current folder")
     scheme = _SCHEME.match(root)
-    return LocalStore(root if scheme is None else _path_of(root, scheme[1].lower()))
+    path = root if scheme is None else _path_of(root, scheme[1].lower())
+    if Path(path).expanduser().exists() and not Path(path).expanduser().is_dir():
+        raise ValueError(f"the root {path} is a file; a root is a folder")
+    return LocalStore(path)
 
 
 def _path_of(url: str, scheme: str) -> str:

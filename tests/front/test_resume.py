@@ -238,3 +238,27 @@ def test_flipped_bits_never_pass(tmp_path):
         assert asyncckpt.load(tmp_path)["step"] == 10
         file.write_bytes(good)
     assert asyncckpt.load(tmp_path)["step"] == 20
+
+
+def test_going_back_says_that_newer_steps_exist(tmp_path, caplog):
+    """A run that goes on from an older step is warned, once, that resuming will take the newer one."""
+    written(tmp_path, 10, 40)
+    with AsyncCheckpointer(tmp_path) as ck:
+        ck.restore(step=10)
+        ck.save(11, state(11)).result(30)
+        ck.save(12, state(12)).result(30)
+        assert ck.latest() == 40
+    assert sum("step 40 exists" in record.message for record in caplog.records) == 1
+
+
+def test_a_root_that_is_a_file_is_refused_at_once(tmp_path):
+    """A root is a folder."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file"):
+        AsyncCheckpointer(tmp_path / "file")
+
+
+def test_a_key_that_is_not_in_the_result_says_what_is(tmp_path):
+    """``restored[key]`` of something loaded in place names what there is."""
+    with AsyncCheckpointer(written(tmp_path, 1)) as ck, pytest.raises(KeyError, match="'step'"):
+        ck.restore()["model"]
