@@ -26,6 +26,7 @@ def fake(fake_device):
     import torch
 
     def calm():
+        fake_device.resume()
         fake_device.set_copy_time(0.0)
         fake_device.set_pinning_fails(False)
         torch.accelerator.set_device_index(0)

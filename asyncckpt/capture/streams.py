@@ -53,6 +53,9 @@ class CopyStreams:
 
 
 def wait_for(device: torch.device, event: torch.Event) -> None:
-    """Make this thread wait for an event, with the event's own device current: never a context on another."""
-    torch.accelerator.set_device_index(device.index)
-    event.synchronize()
+    """Make this thread wait for an event, with the event's own device current: never a context on another.
+
+    The device that was current before is so again afterwards, since the thread may be one of the caller's.
+    """
+    with torch.accelerator.device_index(device.index):
+        event.synchronize()

@@ -107,6 +107,23 @@ struct FakeEvent {
   bool query() { std::lock_guard<std::mutex> lock(mutex); return fired; }
 };
 
+// A job that waits until resume(), so that a test decides when a stream goes on, whatever the speed of the machine.
+std::mutex gate_mutex;
+std::condition_variable gate_changed;
+long gate_number = 0;
+
+void stall(int device) {
+  std::lock_guard<std::mutex> lock(gate_mutex);
+  stream_thread(device, current_stream[device]).push([number = gate_number] {
+    std::unique_lock<std::mutex> inner(gate_mutex);
+    gate_changed.wait(inner, [&] { return gate_number > number; });
+  });
+}
+void resume() {
+  { std::lock_guard<std::mutex> lock(gate_mutex); ++gate_number; }
+  gate_changed.notify_all();
+}
+
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   static c10::Device device(int i) { return {kType, static_cast<c10::DeviceIndex>(i)}; }
   static int index(c10::Device d) { return d.index() < 0 ? current_device : d.index(); }
@@ -297,6 +314,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   static Hooks hooks;
   at::RegisterPrivateUse1HooksInterface(&hooks);
   m.def("set_copy_time", [](double ns) { ns_per_byte = ns; }, "nanoseconds per byte of an asynchronous copy");
+  m.def("stall", &stall, "make the current stream of this thread on a device wait for resume()");
+  m.def("resume", &resume, "let all stalled streams go on");
   m.def("set_pinning_fails", [](bool fails) { pinning_fails = fails; });
   m.def("stats", [] { std::lock_guard<std::mutex> lock(stats_mutex); return stats; });
   m.def("reset_stats", [] { std::lock_guard<std::mutex> lock(stats_mutex); stats.clear(); });
