@@ -148,7 +148,7 @@ class PendingSave:
     def _call(self, fn: Callable[["PendingSave"], object]) -> None:
         try:
             fn(self)
-        except Exception:
+        except BaseException:  # even SystemExit: the worker has other saves to see to
             logger.exception("a done callback of the save of step %d failed", self.step)
 
     def _wait_done(self, timeout: float | None) -> None:
@@ -272,7 +272,7 @@ class Worker:
     def _discard(self, job: Job) -> None:
         try:
             job.discard()
-        except Exception:
+        except BaseException:
             logger.exception("giving back the memory of the save of step %d failed", job.handle.step)
 
 
