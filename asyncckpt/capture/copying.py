@@ -103,13 +103,12 @@ def _copy_host(copy: Copy, buffer: Buffer) -> None:
     elif copy.source.array is not None:
         np.copyto(buffer.array[copy.start : stop], copy.source.array[copy.skip : copy.skip + copy.nbytes])
     else:
-        buffer.tensor[copy.start : stop].copy_(copy.source.flat_bytes()[copy.skip : copy.skip + copy.nbytes])
+        buffer.tensor[copy.start : stop].copy_(copy.source.piece(copy.skip, copy.nbytes))
 
 
 def _enqueue(copy: Copy, source: Source, buffer: Buffer, streams: CopyStreams, held: list[Any]) -> None:
     """Enqueue one copy on the device's copy stream; a tensor with holes is made contiguous there first."""
     with streams.of(source.device):
-        flat = source.flat_bytes()
-        part = flat[copy.skip : copy.skip + copy.nbytes]
+        part = source.piece(copy.skip, copy.nbytes)
         buffer.tensor[copy.start : copy.start + copy.nbytes].copy_(part, non_blocking=True)
-    held += [source.tensor, flat]
+    held += [source.tensor, part]

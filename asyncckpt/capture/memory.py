@@ -58,6 +58,13 @@ def _pinned(nbytes: int) -> Buffer:
     return Buffer(tensor, whole, pinned=True)
 
 
+def empty_pinned_cache() -> None:
+    """Make torch give freed pinned memory back to the system; else it keeps it for the next pinned tensor."""
+    empty = getattr(torch.accelerator, "empty_host_cache", None)  # not in every version of torch
+    if empty is not None:
+        empty()
+
+
 class _Warned:
     yet = False
 

@@ -141,7 +141,10 @@ class _Planner:
         if data.is_conj() or data.is_neg():
             data = data.resolve_conj().resolve_neg()
         node = ["tensor", name_of(data.dtype), list(data.shape), None, 0, 0, 0, str(data.device), flags]
-        self.sites.append(site_of(data, node))
+        site = site_of(data, node)
+        if site.stop > data.untyped_storage().nbytes() and site.nbytes:
+            _refuse(path, "a tensor whose storage has been freed (resized to less than the tensor's size)")
+        self.sites.append(site)
         return node
 
     def _coo(self, tensor: torch.Tensor, path: Path) -> Node:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from asyncckpt.capture.layout import FRAME
-from asyncckpt.capture.memory import Buffer, allocate
+from asyncckpt.capture.memory import Buffer, allocate, empty_pinned_cache
 from asyncckpt.capture.streams import CopyStreams
 
 SMALLEST = 1 << 20
@@ -171,9 +171,10 @@ class Pool:
     def _fit(self, nbytes: int, pinned: bool) -> None:
         """Choose the buffers' size for the first state, and again, while nothing is in flight, for a far larger one."""
         ideal = self._ideal(nbytes)
-        if not self._in_flight and (not self._size or ideal > 4 * self._size or (pinned and not self._pinned)):
+        unused = not self._in_flight and not self._in_use
+        if unused and (not self._size or ideal > 4 * self._size or (pinned and not self._pinned)):
             self._drop_free()
-            self._size, self._pinned = max(ideal, self._size), pinned or self._pinned
+            self._size, self._pinned, self._cap = max(ideal, self._size), pinned or self._pinned, 0
         if self._host_memory is not None:
             self._cap = self._host_memory // self._size
         else:
@@ -195,6 +196,8 @@ class Pool:
         self._allocated -= len(self._free)
         for buffer in self._free:
             buffer.free()
+        if any(buffer.pinned for buffer in self._free):
+            empty_pinned_cache()
         self._free = []
 
 

@@ -123,7 +123,8 @@ def _enter_region(cluster: list[TensorSite], enter: Enter) -> None:
         site.node[_BYTES], site.node[_OFFSET] = stop - start, site.start - start
     same = len({site.tensor.dtype for site in cluster}) == 1
     group = group_of(first.dtype) if same else Group("b1", "mixed")
-    source = Source(group, stop - start, tensor=storage_range(first, start, stop))
+    last = max(cluster, key=attrgetter("stop")).tensor  # of storages that share memory, only its may reach so far
+    source = Source(group, stop - start, tensor=storage_range(last, start, stop))
     enter(source, Place(cluster[0].node, _REGION, tuple((site.node, _REGION) for site in cluster[1:])))
 
 

@@ -73,8 +73,14 @@ class Snapshot:
             with torch.no_grad(), collector_paused():
                 self._copy(plan, self._admission.streams)
         finally:
-            self._capturing = False
+            self._end_capture()
         self._plan = None
+
+    def _end_capture(self) -> None:
+        with self._changed:
+            self._capturing, released = False, self._released
+        if released:  # what this thread was filling meanwhile goes back now
+            self.release_all()
 
     def _copy(self, plan: SnapshotPlan, streams: CopyStreams) -> None:
         if self._admission.streamed:
@@ -160,7 +166,6 @@ class Snapshot:
             released = self._released
             self._changed.notify_all()
         if released:
-            self._let_go(i)
             raise CaptureEndedError
 
     def _let_go(self, i: int) -> None:

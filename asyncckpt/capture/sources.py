@@ -23,27 +23,30 @@ class Source:
         nbytes: length in the logical byte string.
         tensor: flat or of any shape; its elements in order are the bytes. None if ``array`` is given.
         array: flat uint8 view of host memory. None if ``tensor`` is given.
+        gathered: the flat bytes while a copy of a tensor with holes is under way that takes several pieces.
     """
 
     group: Group
     nbytes: int
     tensor: torch.Tensor | None = None
     array: npt.NDArray[np.uint8] | None = None
+    gathered: torch.Tensor | None = None
 
     @property
     def device(self) -> torch.device:
         """Where the bytes are now."""
         return self.tensor.device if self.tensor is not None else HOST
 
-    def flat_bytes(self) -> torch.Tensor:
-        """The bytes as one flat uint8 tensor: the live memory itself, or a copy if that has holes.
+    def piece(self, start: int, nbytes: int) -> torch.Tensor:
+        """Bytes of a tensor as flat uint8: the live memory itself, or a copy if that has holes.
 
-        On a device the copy is enqueued on the current stream.
+        Pieces are asked for in order. The copy is made once, for the first, and let go with the last; on a device it
+        is enqueued on the current stream, which must be the same for all.
         """
-        if self.tensor is None:
-            assert self.array is not None  # noqa: S101 - one of the two is there
-            return torch.from_numpy(self.array)
-        return bytes_of(self.tensor)
+        assert self.tensor is not None  # noqa: S101 - arrays are copied by numpy
+        flat = bytes_of(self.tensor) if self.gathered is None else self.gathered
+        self.gathered = flat if start + nbytes < self.nbytes else None
+        return flat[start : start + nbytes]
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

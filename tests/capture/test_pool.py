@@ -2,7 +2,9 @@
 
 import threading
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given, settings
 
 from asyncckpt.capture.pool import Pool
 
@@ -107,3 +109,85 @@ def test_a_cap_must_be_of_some_size():
     """Less than 1 MiB is refused."""
     with pytest.raises(ValueError, match="1 MiB"):
         Pool(host_memory=1000, max_in_flight=1)
+
+
+def test_an_interrupted_waiter_holds_nothing(monkeypatch):
+    """An interrupt ends a wait for room at once and leaves the figures as they were."""
+    pool = Pool(host_memory=8 * MB, max_in_flight=2)
+    first = pool.admit(6 * MB, timeout=0)
+
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool._changed, "wait", interrupt)
+    before = pool.usage()
+    with pytest.raises(KeyboardInterrupt):
+        pool.admit(6 * MB)
+    assert pool.usage() == before
+    first.release()
+    assert pool.admit(6 * MB, timeout=0) is not None
+
+
+def test_memory_in_use_at_close_is_freed_when_it_comes_back():
+    """``close`` while a snapshot is held frees the rest now and that snapshot's part at its end."""
+    pool = Pool(host_memory=None, max_in_flight=2)
+    pool.prepare(20 * MB)
+    admission = pool.admit(20 * MB, timeout=0)
+    buffers = take_all(admission, 20 * MB)
+    pool.close()
+    assert pool.usage().bytes_allocated == len(buffers) * admission.buffer_size
+    buffers[0].tensor.fill_(1)
+    admission.release()
+    assert pool.usage().bytes_allocated == 0
+
+
+def test_a_far_larger_state_gets_larger_buffers_and_its_own_cap():
+    """Buffers grow once nothing is in flight; without ``host_memory`` the cap is what the largest state needs."""
+    pool = Pool(host_memory=None, max_in_flight=2)
+    pool.admit(MB, timeout=0).release()
+    small = pool.buffer_size
+    admission = pool.admit(100 * MB, timeout=0)
+    assert admission.buffer_size > small
+    assert 200 * MB <= pool.usage().cap <= 1.3 * 200 * MB
+    admission.release()
+    pool.admit(MB, timeout=0).release()
+    assert pool.usage().cap >= 200 * MB
+    pool.close()
+
+
+def test_buffers_keep_their_size_while_one_is_still_being_filled():
+    """A snapshot that has ended, but for the buffer its thread still fills, holds up a change of size."""
+    pool = Pool(host_memory=None, max_in_flight=2)
+    admission = pool.admit(MB, timeout=0)
+    admission.buffer(0)
+    admission.release(keep={0})
+    size = pool.buffer_size
+    pool.admit(100 * MB, timeout=0).release()
+    assert pool.buffer_size == size
+    admission.give_back(0)
+    pool.admit(100 * MB, timeout=0).release()
+    assert pool.buffer_size > size
+    pool.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 9 * MB), st.booleans()), max_size=12), st.integers(1, 3))
+@settings(deadline=None, max_examples=30)
+def test_never_more_than_the_cap(requests, limit):
+    """Whatever is asked for and given back: memory stays below the cap, and snapshots below their number."""
+    pool, held = Pool(host_memory=4 * MB, max_in_flight=limit), []
+    for nbytes, ends in requests:
+        admission = pool.admit(nbytes, timeout=0)
+        if admission is not None:
+            held.append(admission)
+            if not admission.streamed:
+                take_all(admission, nbytes)
+        usage = pool.usage()
+        assert usage.bytes_in_use <= usage.bytes_allocated <= usage.cap <= 4 * MB
+        assert usage.in_flight == len(held) <= limit
+        if ends and held:
+            held.pop(0).release()
+    for admission in held:
+        admission.release()
+    assert (pool.usage().in_flight, pool.usage().bytes_in_use) == (0, 0)
+    assert pool.admit(4 * MB, timeout=0) is not None
+    pool.close()
