@@ -56,9 +56,17 @@ class Intake:
     ) -> None:
         self._pool, self._worker, self._publisher = pool, worker, publisher
         self._tally, self._when_full, self._on_failure = tally, when_full, on_failure
+        self._depth = 0  # calls of ``take`` in each other: a signal handler may save in the middle of a save
 
     def take(self, wish: Wish, plan: SnapshotPlan) -> PendingSave:
         """Capture and queue one save, or turn it away as ``when_full`` says."""
+        self._depth += 1
+        try:
+            return self._take(wish, plan)
+        finally:
+            self._depth -= 1
+
+    def _take(self, wish: Wish, plan: SnapshotPlan) -> PendingSave:
         handle = PendingSave(wish.step)
         with wish.phases("wait"):
             admission = self._admit(wish.step, plan.raw_bytes, bool(plan.devices))
@@ -87,8 +95,21 @@ class Intake:
             if self._when_full == "supersede" and self._worker.supersede(step):
                 continue
             logger.info("the save of step %d waits for room: %s", step, self._why_full())
-            return self._pool.admit(nbytes, pinned=pinned)
+            return self._wait_for_room(step, nbytes, pinned)
         return admission
+
+    def _wait_for_room(self, step: int, nbytes: int, pinned: bool) -> Admission | None:
+        """Wait for other saves to end. Not for the one that this call interrupts: that would be for ever."""
+        while self._depth > 1:
+            if (admission := self._pool.admit(nbytes, pinned=pinned, timeout=0.05)) is not None:
+                return admission
+            if not self._worker.unfinished():
+                raise BackpressureError(
+                    f"step {step} is to be saved in the middle of another save(), which holds all the room; raise "
+                    "max_in_flight or host_memory, or let the signal handler only set a flag",
+                    step=step,
+                )
+        return self._pool.admit(nbytes, pinned=pinned)
 
     def _why_full(self) -> str:
         usage = self._pool.usage()

@@ -10,6 +10,7 @@ import torch
 
 import asyncckpt
 from asyncckpt import AsyncCheckpointer, BackpressureError, SaveSkippedError
+from asyncckpt.capture import snapshot
 
 MB = 1 << 20
 
@@ -167,3 +168,22 @@ def test_a_streamed_save_that_fails_half_way_gives_everything_back(faulty):
         assert ck.statistics().in_flight_bytes == 0
         assert ck.statistics().pool_peak_bytes <= 4 * MB
         assert ck.steps() == [2]
+
+
+def test_a_save_in_the_middle_of_a_save_never_waits_for_itself(tmp_path, monkeypatch):
+    """A signal handler that saves while ``save()`` copies gets an error if the room it needs is held by that save."""
+    outcomes = []
+
+    def interrupted(*args):
+        if not outcomes:
+            outcomes.append(None)
+            with pytest.raises(BackpressureError, match="middle of another"):
+                ck.save(99, filled(9))
+        return real(*args)
+
+    real = snapshot.copy_all
+    monkeypatch.setattr(snapshot, "copy_all", interrupted)
+    with AsyncCheckpointer(tmp_path, max_in_flight=1) as ck:
+        ck.save(1, filled(1)).result(30)
+        assert ck.steps() == [1]
+    assert outcomes == [None]
