@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 PAGE = mmap.PAGESIZE
+CACHING = {"cuda", "xpu"}  # torch crashes if asked to empty the cache of an accelerator that registered none
 logger = logging.getLogger("asyncckpt")
 
 
@@ -60,8 +61,9 @@ def _pinned(nbytes: int) -> Buffer:
 
 def empty_pinned_cache() -> None:
     """Make torch give freed pinned memory back to the system; else it keeps it for the next pinned tensor."""
+    accelerator = torch.accelerator.current_accelerator()
     empty = getattr(torch.accelerator, "empty_host_cache", None)  # not in every version of torch
-    if empty is not None:
+    if empty is not None and accelerator is not None and accelerator.type in CACHING:
         empty()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncckpt.capture import snapshot
+from asyncckpt.capture import memory, snapshot
 from asyncckpt.capture.plan import plan_snapshot
 from asyncckpt.capture.pool import Pool
 from asyncckpt.capture.snapshot import Snapshot
@@ -236,6 +236,21 @@ def test_a_pool_that_began_pageable_becomes_pinned(fake, pool):
     pool.prepare(1 << 20, pinned=True)
     assert all(buffer.pinned and buffer.tensor.is_pinned() for buffer in pool._free)
     assert all(buffer.tensor.data_ptr() % 4096 == 0 for buffer in pool._free)
+
+
+def test_closing_gives_pinned_memory_back_to_the_system(fake, pool, monkeypatch):
+    """Case 13: freed pinned memory would stay in torch's cache; ``close`` empties that, where there is one."""
+    emptied = []
+    monkeypatch.setattr(torch.accelerator, "empty_host_cache", lambda: emptied.append(1))
+    pool.prepare(1 << 20)
+    pool.close()
+    pool.prepare(1 << 20, pinned=True)
+    pool.close()
+    assert emptied == []
+    monkeypatch.setattr(memory, "CACHING", {"fake"})
+    pool.prepare(1 << 20, pinned=True)
+    pool.close()
+    assert emptied == [1]
 
 
 def test_host_tensors_need_no_device(fake, pool):
