@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import sys
 import threading
 import weakref
 
@@ -144,7 +145,7 @@ def test_callbacks_are_called_once_and_their_errors_are_harmless(caplog):
     gate, _, body = gated()
     handle = job_of(worker, 1, body)
     handle.add_done_callback(lambda h: 1 / 0)
-    handle.add_done_callback(lambda h: exit(3))
+    handle.add_done_callback(lambda h: sys.exit(3))
     handle.add_done_callback(lambda h: seen.append(h.status))
     gate.set()
     assert handle.result(10) == "info"
