@@ -64,9 +64,12 @@ def plan_snapshot(state: object, *, allow_pickle: bool = False, path: Path = ())
         UnsupportedStateError: a value that cannot be saved, with its key path below ``path``.
     """
     planner = _Planner()
-    with torch.no_grad(), collector_paused():
-        tree = flatten(state, planner.leaf, allow_pickle=allow_pickle, path=path)
-        return planner.plan(tree)
+    try:
+        with torch.no_grad(), collector_paused():
+            tree = flatten(state, planner.leaf, allow_pickle=allow_pickle, path=path)
+            return planner.plan(tree)
+    finally:
+        planner.forget()
 
 
 @dataclass(slots=True)
@@ -96,6 +99,10 @@ class _Planner:
                 node[slot] = offset
         devices = frozenset(source.device for source in self.sources if source.device.type != "cpu")
         return SnapshotPlan(tree, layout, self.sources, devices)
+
+    def forget(self) -> None:
+        """Let go of the live tensors: what walked the state may be in a cycle and live until the next collection."""
+        self.sites, self.sources, self.places = [], [], []
 
     def _enter(self, source: Source, place: Place) -> None:
         self.sources.append(source)

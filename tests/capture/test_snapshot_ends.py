@@ -1,5 +1,6 @@
 """However a snapshot ends, its memory comes back: released by frames, given up, interrupted, or failed on both sides."""
 
+import gc
 import threading
 import weakref
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from asyncckpt import AsyncCheckpointer
 from asyncckpt.capture import snapshot
 from asyncckpt.capture.plan import plan_snapshot
 from asyncckpt.capture.pool import Pool
@@ -136,3 +138,17 @@ def test_sources_are_let_go_by_the_capture(pool):
     taken.capture()
     assert gone() is None
     taken.release_all()
+
+
+def test_a_save_keeps_nothing_of_the_state(tmp_path):
+    """Memory that the caller lets go of after a save is free once that is durable, without a garbage collection."""
+    array = np.arange(1000.0)
+    gone = weakref.ref(array)
+    gc.disable()
+    try:
+        with AsyncCheckpointer(tmp_path) as ck:
+            ck.save(1, {"x": torch.from_numpy(array)}).result(60)
+            del array
+            assert gone() is None
+    finally:
+        gc.enable()
