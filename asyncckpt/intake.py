@@ -28,7 +28,8 @@ def plan_of(state: Mapping[Any, Any], *, rng: bool, allow_pickle: bool) -> Snaps
         return plan_snapshot(payload_of(state, rng=rng), allow_pickle=allow_pickle)
     except UnsupportedStateError as error:
         below = error.path.removeprefix("state").removeprefix(".")  # the payload's own key is no business of users
-        message = str(error).replace(error.path, below or "the state", 1)
+        shown = error.path if error.path in str(error) else "state."  # long paths are cut short in messages
+        message = str(error).replace(shown, "" if shown == "state." else below or "the state", 1)
         raise UnsupportedStateError(message, path=below) from error.__cause__
 
 
@@ -74,15 +75,20 @@ class Intake:
             self._account_for(handle, wish, "", plan.raw_bytes)
             handle.drop("skipped", f"the save of step {wish.step} was skipped: {self._why_full()}")
             return handle
-        snapshot = Snapshot(plan, admission)
-        request = SaveRequest(wish.step, snapshot, wish.metrics, wish.metadata, wish.phases)
-        self._account_for(handle, wish, request.save_id, plan.raw_bytes)
-        handle.advance("capturing", snapshot.wait_captured)
+        try:
+            snapshot = Snapshot(plan, admission)
+            request = SaveRequest(wish.step, snapshot, wish.metrics, wish.metadata, wish.phases)
+            self._account_for(handle, wish, request.save_id, plan.raw_bytes)
+            handle.advance("capturing", snapshot.wait_captured)
+            if not admission.streamed:
+                self._capture(snapshot, wish.phases)
+        except BaseException:  # an interrupt at any point here must not leave the slot taken
+            admission.release()
+            raise
         job = self._job(handle, request, snapshot)
         if admission.streamed:
             self._stream(snapshot, job, wish.phases)
         else:
-            self._capture(snapshot, wish.phases)
             self._worker.submit(job)
         return handle
 

