@@ -41,14 +41,19 @@ def free_and_reuse(state, device):
         other.synchronize()
 
 
+def finish(fake):
+    """Let everything that is queued run to its end."""
+    fake.resume()
+    for device in range(2):
+        torch.accelerator.synchronize(device)
+
+
 @pytest.fixture
 def pool(fake):
     """Pinned memory for one snapshot; whatever the test stalled goes on before it is freed."""
     pool = Pool(host_memory=None, max_in_flight=1)
     yield pool
-    fake.resume()
-    for device in range(2):
-        torch.accelerator.synchronize(device)
+    finish(fake)
     pool.close()
     assert pool.usage().bytes_allocated == 0
 
@@ -56,11 +61,13 @@ def pool(fake):
 @pytest.fixture
 def take(fake, pool):
     """Capture ``x``, which its stream makes ones late, and do something else at once. Gives the snapshot."""
+    kept = []  # what is written or read late must live as long: the queue of a device keeps nothing alive
 
     def go(after=overwrite, *, device=0, side=False, wrap=lambda x: x, stalled="producer"):
         where = torch.device("fake", device)
         state = {"x": torch.zeros(COUNT, device=where)}
         ones = torch.ones(COUNT, device=where)
+        kept.extend([state, ones])
         copies = pool.streams.of(where)
         torch.accelerator.synchronize(device)
         stream = torch.Stream(device=where) if side else torch.accelerator.current_stream(where)
@@ -68,7 +75,6 @@ def take(fake, pool):
             if stalled == "producer":
                 fake.stall(device)
             state["x"].copy_(ones, non_blocking=True)
-            go.ones = ones  # read late: the test keeps it
             if stalled == "copies":
                 stream.synchronize()
                 with copies:
@@ -83,7 +89,8 @@ def take(fake, pool):
         go.copies, go.caller = copies, stream
         return taken
 
-    return go
+    yield go
+    finish(fake)
 
 
 @BOTH
@@ -207,6 +214,7 @@ def test_a_stream_per_device_in_one_snapshot(fake, pool):
         x.fill_(-1)
     fake.resume()
     assert values_of(taken).tolist() == [1.0] * COUNT + [2.0] * COUNT
+    finish(fake)
     assert torch.accelerator.current_device_index() == 1
 
 
@@ -227,6 +235,7 @@ def test_host_and_device_tensors_in_one_buffer(fake, pool):
         x.fill_(-1)
     fake.resume()
     assert values_of(taken).tolist() == [5.0] * COUNT + [6.0] * COUNT + [7.0] * 3
+    finish(fake)
 
 
 def test_a_pool_that_began_pageable_becomes_pinned(fake, pool):
