@@ -302,11 +302,10 @@ class AsyncCheckpointer(Lookup):
         self._raise_undelivered()
 
     def close(self, timeout: float | None = None) -> None:
-        """Wait like ``wait()``, then give up the root, the memory and the signals. Again: does nothing.
-
-        In a forked child it does nothing at all.
-        """
-        if self._closed or not self._worker.in_parent():
+        """Wait like ``wait()``, then give up root, memory and signals. After a timeout it may be called again, to
+        do the rest; else again does nothing, and so it does in a forked child.
+        """  # noqa: D205 - one sentence
+        if not self._worker.in_parent() or (self._closed and not self._locked):
             return
         self._closed = True
         self._signals.restore()
@@ -316,6 +315,7 @@ class AsyncCheckpointer(Lookup):
             if not self._worker.unfinished():
                 self._pool.close()
                 self._lock.close()
+                self._locked = False
 
     def __enter__(self) -> Self:
         return self

@@ -36,8 +36,12 @@ class PlainExecutor(Executor):
             threading.Thread(target=self._run, args=(background,), name=f"{name}-{i}", daemon=False)
             for i in range(threads)
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self.shutdown(wait=False)  # those that did start must not wait for ever
+            raise
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Queue one call. Any exception of it, even ``SystemExit``, goes to the future."""

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -196,9 +196,19 @@ class Worker:
         with self._changed:
             self._queue.append(job)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="asyncckpt-worker", daemon=False)
-                self._latest = self._thread
-                self._thread.start()
+                self._start(job)
+
+    def _start(self, job: Job) -> None:
+        """Start the thread; if the system refuses one, the job is not taken and the next submit tries again."""
+        thread = threading.Thread(target=self._run, name="asyncckpt-worker", daemon=False)
+        self._thread = self._latest = thread
+        try:
+            thread.start()
+        except BaseException:
+            self._thread = self._latest = None
+            self._queue.remove(job)
+            job.discard()
+            raise
 
     def supersede(self, step: int) -> bool:
         """Drop the newest save that has not begun writing, in favour of ``step``; False if there is none."""
@@ -238,7 +248,11 @@ class Worker:
 
     def _run(self) -> None:
         lower_priority()
-        encoders = PlainExecutor(self._encoders, "asyncckpt-encode")
+        encoders: Executor = _InPlace()
+        try:
+            encoders = PlainExecutor(self._encoders, "asyncckpt-encode")
+        except RuntimeError:
+            logger.exception("no encoder threads could be started; this worker encodes in its own thread")
         try:
             while (job := self._next()) is not None:
                 self._perform(job, encoders)
@@ -274,6 +288,19 @@ class Worker:
             job.discard()
         except BaseException:
             logger.exception("giving back the memory of the save of step %d failed", job.handle.step)
+
+
+class _InPlace(Executor):
+    """Runs calls where they are submitted: slower, but needs no thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """See ``Executor``."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
 
 
 def _ordinary(error: BaseException, step: int) -> SaveError:

@@ -88,8 +88,9 @@ def read_record(record: Any, path: Path) -> list[Group] | None:
 def positions(saved: Group, here: Group) -> list[int | None]:
     """For each parameter here, the position of its saved state in the group; None if there is none."""
     if _named(saved) and _named(here):
-        place = {name: i for i, name in enumerate(saved.names)}
-        return [place.get(name) for name in here.names]
+        place = {name: i for i, name in enumerate(saved.names) if name}
+        nameless = iter([i for i, name in enumerate(saved.names) if not name])
+        return [place.get(name) if name else next(nameless, None) for name in here.names]
     return [i if i < len(saved.names) else None for i in range(len(here.names))]
 
 
@@ -99,7 +100,9 @@ def unclaimed(saved: Group, order: Sequence[int | None]) -> list[str]:
 
 
 def _named(group: Group) -> bool:
-    return all(group.names) and len(set(group.names)) == len(group.names)
+    """Whether names can tell parameters apart; those without one then go by their order among themselves."""
+    names = [name for name in group.names if name]
+    return bool(names) and len(set(names)) == len(names)
 
 
 def reordered(state: Mapping[str, Any], orders: Sequence[Sequence[int | None]]) -> dict[str, Any]:

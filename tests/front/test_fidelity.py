@@ -431,3 +431,25 @@ def test_pickle_needs_both_sides(tmp_path):
     with pytest.raises(asyncckpt.RestoreError, match="allow_pickle"):
         asyncckpt.load(tmp_path, step=1)
     assert asyncckpt.load(tmp_path, allow_pickle=True)["f"] is pathlib.Path
+
+
+def test_named_parameters_keep_their_states_beside_nameless_ones(tmp_path):
+    """Two parameters of one shape swapped in the optimizer, beside one in no module: each gets its own state."""
+    first, second = torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False)
+    bare = torch.nn.Parameter(torch.ones(2))
+
+    def run(order):
+        optimizer = torch.optim.Adam([*order, bare], lr=0.1)
+        return {"a": first, "b": second, "o": optimizer}, optimizer
+
+    state, optimizer = run([first.weight, second.weight])
+    for value, parameter in enumerate((first.weight, second.weight, bare), 1):
+        parameter.grad = torch.full_like(parameter, float(value))
+    optimizer.step()
+    expected = {id(p): e["exp_avg"].clone() for p, e in optimizer.state.items()}
+    with AsyncCheckpointer(tmp_path) as ck:
+        ck.save(1, state).result(30)
+        swapped, again = run([second.weight, first.weight])
+        ck.restore(swapped)
+    for parameter, entry in again.state.items():
+        assert torch.equal(entry["exp_avg"], expected[id(parameter)])

@@ -119,6 +119,9 @@ def test_close_and_wait_are_bounded(gate):
         ck.close(0.05)
     gate.open()
     ck._worker.drain(30)
+    ck.close()
+    with AsyncCheckpointer(gate.store) as other:  # the root is free again
+        other.save(8, state(8)).result(30)
 
 
 def test_events_and_statistics_tell_the_story(tmp_path, caplog):

@@ -197,3 +197,20 @@ def test_a_forked_child_never_waits():
     gate.set()
     assert handle.result(10) == "info"
     assert worker.drain(10)
+
+
+def test_a_thread_that_cannot_start_costs_one_save_only(monkeypatch):
+    """If the system refuses a thread, that submit raises and its memory is given back; the next one works."""
+    worker, discards = Worker(encoders=1), []
+    real = threading.Thread.start
+
+    def refuse(thread):
+        monkeypatch.setattr(threading.Thread, "start", real)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="start new thread"):
+        job_of(worker, 1, good, discards)
+    assert discards == [1]
+    assert job_of(worker, 2, good, discards).result(10) == "info"
+    assert worker.drain(10)
