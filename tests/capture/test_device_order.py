@@ -90,22 +90,47 @@ def test_tensors_with_holes_are_made_contiguous_in_order(trip):
     assert trip.host_waits == 0
 
 
-def test_without_following_the_caller_older_values_are_saved(trip, monkeypatch):
-    """The teeth: a copy stream that does not wait for the producer reads what was there before."""
-    monkeypatch.setattr(CopyStreams, "follow", lambda *args: None)
-    assert not right(trip())
+@pytest.fixture
+def broken(fake, tmp_path):
+    """Save a tensor of zeros, ones and then twos, one of whose two streams is stalled until the other is through."""
+
+    def go(stalled):
+        x = torch.zeros(COUNT, device="fake")
+        with AsyncCheckpointer(tmp_path, rng=False) as ck:
+            ck.warmup({"x": x})
+            torch.accelerator.synchronize()
+            copies, caller = ck._pool.streams.of(x.device), torch.accelerator.current_stream()
+            with copies if stalled == "copies" else caller:
+                fake.stall(0)
+            x.fill_(1)
+            handle = ck.save(1, {"x": x})
+            x.fill_(2)
+            if stalled == "reader":
+                handle.result(60)
+            else:
+                (caller if stalled == "copies" else copies).synchronize()
+            fake.resume()
+            handle.result(60)
+            torch.accelerator.synchronize()
+        return asyncckpt.load(tmp_path)["x"]
+
+    return go
 
 
-def test_without_holding_up_the_caller_later_values_are_saved(trip, monkeypatch):
-    """The teeth: a caller's stream that does not wait for the copies overwrites what they are to read."""
-    monkeypatch.setattr(CopyStreams, "hold_up", lambda *args: None)
-    assert not right(trip())
-
-
-def test_without_waiting_for_the_event_unfinished_copies_are_written(trip, monkeypatch):
-    """The teeth: a reader that does not wait for the copies' event reads a buffer that is not filled yet."""
-    monkeypatch.setattr(snapshot, "wait_for", lambda *args: None)
-    assert not right(trip())
+@pytest.mark.parametrize(
+    ("where", "taken_out", "stalled", "saved"),
+    [
+        (CopyStreams, "follow", "caller", 0),
+        (CopyStreams, "hold_up", "copies", 2),
+        (snapshot, "wait_for", "reader", 0),
+    ],
+)
+def test_teeth_without_one_of_the_orderings_wrong_values_are_saved(
+    broken, monkeypatch, where, taken_out, stalled, saved
+):
+    """Older values if copies do not follow the caller, later ones if nothing holds it up, none if none waits."""
+    monkeypatch.setattr(where, taken_out, lambda *args: None)
+    assert (broken(stalled) == saved).all()
 
 
 def test_sources_are_referenced_until_their_copies_are_done(fake):
