@@ -164,6 +164,7 @@ class AsyncCheckpointer(Lookup):
             CheckpointError: an earlier save failed and nobody has looked at its handle: its error, once. This save
                 has then not been taken.
         """
+        self._worker.refuse_own_thread("save")
         with self._calling:
             self._check_open()
             wish = Wish(check_step(step), metric_nodes(plain_metrics(metrics)), metadata_node(metadata), Phases())
@@ -302,9 +303,7 @@ class AsyncCheckpointer(Lookup):
         self._raise_undelivered()
 
     def close(self, timeout: float | None = None) -> None:
-        """Wait like ``wait()``, then give up root, memory and signals. After a timeout it may be called again, to
-        do the rest; else again does nothing, and so it does in a forked child.
-        """  # noqa: D205 - one sentence
+        """Wait like ``wait()``, then give up root, memory and signals. Call it again after a timeout; else a no-op."""
         if not self._worker.in_parent() or (self._closed and not self._locked):
             return
         self._closed = True

@@ -190,6 +190,11 @@ class Worker:
         """False in a forked child, where nothing may be done."""
         return os.getpid() == self._pid
 
+    def refuse_own_thread(self, call: str) -> None:
+        """``RuntimeError`` in a done callback: the worker would wait for itself."""
+        if threading.current_thread() is self._latest:
+            raise RuntimeError(f"{call}() cannot be called from a done callback: it would wait for its own thread")
+
     def submit(self, job: Job) -> None:
         """Queue a save and return at once."""
         job.handle.advance("queued")

@@ -191,3 +191,13 @@ def test_remote_roots_are_refused_until_they_work(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=url.split(":")[0]):
             AsyncCheckpointer(url)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_done_callback_cannot_save(tmp_path, caplog):
+    """A save from the worker's own thread would wait for itself; it is refused, and the log says so."""
+    with AsyncCheckpointer(tmp_path) as ck:
+        handle = ck.save(1, state(1))
+        handle.add_done_callback(lambda h: ck.save(2, state(2)) if h.step == 1 and not ck._closed else None)
+        handle.result(30)
+        ck.wait()
+        assert ck.steps() in ([1], [1, 2])  # 2 if the save was done before the callback was added
