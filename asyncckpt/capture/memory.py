@@ -50,9 +50,9 @@ def _pageable(nbytes: int) -> Buffer:
 
 def _pinned(nbytes: int) -> Buffer:
     """Exactly a power of two where that is aligned: the caching host allocator rounds up to one."""
-    whole = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    whole = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
     if whole.data_ptr() % PAGE:
-        whole = torch.empty(nbytes + PAGE, dtype=torch.uint8, pin_memory=True)
+        whole = torch.empty(nbytes + PAGE, dtype=torch.uint8, device="cpu", pin_memory=True)
     start = -whole.data_ptr() % PAGE
     tensor = whole[start : start + nbytes]
     tensor.fill_(0)

@@ -110,7 +110,10 @@ def _store_alone(site: TensorSite, enter: Enter) -> None:
 
 def _worth_sharing(cluster: list[TensorSite]) -> bool:
     """Whether one region is at most twice as large as what the distinct tensors hold."""
-    distinct = {(s.start, tuple(s.tensor.shape), s.tensor.stride(), s.tensor.dtype): s.nbytes for s in cluster}
+    distinct = {
+        (s.start, tuple(s.tensor.shape), s.tensor.stride(), s.tensor.dtype): min(s.nbytes, s.stop - s.start)
+        for s in cluster
+    }
     return _span(cluster)[1] - _span(cluster)[0] <= 2 * sum(distinct.values())
 
 

@@ -12,7 +12,7 @@ Guarantees:
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -66,15 +66,16 @@ class Snapshot:
         Raises:
             CaptureEndedError: the snapshot was released meanwhile, because its save has failed.
         """
-        plan = self._plan
-        assert plan is not None  # noqa: S101 - captured once
-        self._capturing = True
+        with self._changed:
+            plan, self._plan = self._plan, None
+            self._capturing = plan is not None
+        if plan is None:
+            raise CaptureEndedError
         try:
             with torch.no_grad(), collector_paused():
                 self._copy(plan, self._admission.streams)
         finally:
             self._end_capture()
-        self._plan = None
 
     def _end_capture(self) -> None:
         with self._changed:
@@ -142,12 +143,11 @@ class Snapshot:
         A buffer that the training thread is filling just now goes back when that thread is through with it.
         """
         with self._changed:
-            self._released = True
+            self._released, self._plan = True, None
             filling = {i for i, slot in enumerate(self._slots) if self._capturing and not slot.ready}
         for i in range(len(self._slots)):
             if i not in filling:
                 self._let_go(i)
-        self._plan = None
         self._admission.release(keep=filling)
 
     def _fill(self, i: int, buffer: Buffer | None, copies: list[Copy]) -> None:
@@ -156,11 +156,8 @@ class Snapshot:
         if buffer is None or self._error is not None:
             raise self._error or CaptureEndedError
         streams = self._admission.streams
-        devices: Iterable[torch.device] = streams.devices()  # if this is interrupted, any may have been copying
-        try:
-            devices = copy_all(copies, buffer, streams, slot.sources)
-        finally:
-            slot.events = [(device, streams.mark(device)) for device in devices]
+        devices = copy_all(copies, buffer, streams, slot.sources)
+        slot.events = [(device, streams.mark(device)) for device in devices]
         with self._changed:
             slot.ready = True
             released = self._released
@@ -170,6 +167,9 @@ class Snapshot:
 
     def _let_go(self, i: int) -> None:
         slot = self._slots[i]
+        if slot.buffer is not None and not slot.ready:  # interrupted: any device may still be writing to it
+            streams = self._admission.streams
+            slot.events = [(device, streams.mark(device)) for device in streams.devices()]
         _complete(slot)
         with self._changed:
             buffer, slot.buffer = slot.buffer, None
