@@ -113,7 +113,7 @@ class AsyncCheckpointer(Lookup):
             raise NotImplementedError("process_group= is not available yet: one process writes a root")
         codec = resolve_codec(compression)
         super().__init__(open_store(root, storage_options), keep, schedule)
-        self._rng, self._allow_pickle, self._on_event = rng, allow_pickle, on_event
+        self._rng, self._allow_pickle = rng, allow_pickle
         self._codecs = known_codecs([codec] if codec is not None else [])
         self._pool = Pool(
             host_memory=parse_bytes(host_memory, "host_memory"),

@@ -13,7 +13,7 @@ from asyncckpt.encode.base import Codec
 from asyncckpt.encode.frame import known_codecs
 from asyncckpt.errors import CheckpointNotFoundError, FormatError, IntegrityError
 from asyncckpt.events import logger
-from asyncckpt.manifest.catalog import UNCOMMITTED, CheckpointInfo, Found, best_of, examine, info_of, scan_steps
+from asyncckpt.manifest.catalog import UNCOMMITTED, CheckpointInfo, Found, best_of, examine, info_of, scan_steps, valid
 from asyncckpt.manifest.documents import Manifest
 from asyncckpt.manifest.names import MANIFEST_NAME
 from asyncckpt.store.base import Store
@@ -29,6 +29,11 @@ def info_at(store: Store, found: Found) -> CheckpointInfo:
     """The description of a step that is known to be good."""
     assert found.manifest is not None  # noqa: S101 - a good step has its manifest
     return info_of(found.manifest, f"{store.url}/{found.folder}")
+
+
+def good_infos(store: Store) -> list[CheckpointInfo]:
+    """The checkpoints that pass the cheap checks, ascending by step."""
+    return [info_at(store, found) for found in run_blocking(lambda: valid(store))]
 
 
 class Search:
@@ -153,10 +158,9 @@ def load(
     """
     from asyncckpt.restore.load import load_tree
 
-    store, folder = locate(path_or_root, storage_options)
     known = known_codecs(codecs)
 
-    def use(found: Found) -> dict[Any, Any]:
+    def use(store: Store, found: Found) -> dict[Any, Any]:
         assert found.manifest is not None  # noqa: S101 - only good steps are used
         manifest: Manifest = found.manifest
         return run_blocking(
@@ -171,14 +175,7 @@ def load(
             )
         )
 
-    if folder is not None:
-        return use(_single(store, folder))
-    if step != "latest":
-        return use(exact(store, step))
-    state = Search(store).first(use)
-    if state is None:
-        raise CheckpointNotFoundError(f"{store.url} holds no checkpoint")
-    return state
+    return _chosen(path_or_root, step, storage_options, use)
 
 
 def inspect(
@@ -188,15 +185,25 @@ def inspect(
     storage_options: Mapping[str, Any] | None = None,
 ) -> CheckpointInfo:
     """Describe a checkpoint from its manifest alone; no tensor data is read. Takes a root as well, like ``load``."""
+    return _chosen(path, step, storage_options, info_at)
+
+
+def _chosen(
+    path: str | PathLike[str],
+    step: int | Literal["latest"],
+    storage_options: Mapping[str, Any] | None,
+    use: Callable[[Store, Found], T],
+) -> T:
+    """What ``use`` gives for the checkpoint at ``path``, or for the one of this step in the root there."""
     store, folder = locate(path, storage_options)
     if folder is not None:
-        return info_at(store, _single(store, folder))
+        return use(store, _single(store, folder))
     if step != "latest":
-        return info_at(store, exact(store, step))
-    info = Search(store).first(lambda found: info_at(store, found))
-    if info is None:
+        return use(store, exact(store, step))
+    result = Search(store).first(lambda found: use(store, found))
+    if result is None:
         raise CheckpointNotFoundError(f"{store.url} holds no checkpoint")
-    return info
+    return result
 
 
 def _single(store: Store, folder: str) -> Found:

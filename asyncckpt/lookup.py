@@ -1,7 +1,7 @@
 """Looking at the checkpoints of a root: which there are, which is newest, which is best. Any thread."""
 
-from asyncckpt.loading import best_info
-from asyncckpt.manifest.catalog import CheckpointInfo, committed, info_of, newest_valid, valid
+from asyncckpt.loading import best_info, good_infos
+from asyncckpt.manifest.catalog import committed, newest_valid
 from asyncckpt.policy.schedule import History, Schedule
 from asyncckpt.publish.keep import Keep
 from asyncckpt.store.base import Store
@@ -25,16 +25,12 @@ class Lookup:
         Raises:
             ValueError: neither ``keep`` nor ``schedule`` names a metric.
         """
-        info = best_info(self._good(), self._objective())
+        info = best_info(good_infos(self._store), self._objective())
         return info.step if info else None
 
     def steps(self) -> list[int]:
         """All committed steps, ascending."""
         return run_blocking(lambda: committed(self._store))
-
-    def _good(self) -> list[CheckpointInfo]:
-        found = run_blocking(lambda: valid(self._store))
-        return [info_of(one.manifest, f"{self._store.url}/{one.folder}") for one in found if one.manifest is not None]
 
     def _objective(self) -> tuple[str, str] | None:
         """Metric and mode that ``best`` goes by."""
@@ -45,6 +41,6 @@ class Lookup:
         """Where the schedule starts counting: behind the resumed step, knowing the metrics of what exists."""
         history = History.begin(-1 if resumed is None else resumed, seconds)
         if self._schedule is not None and self._schedule.objective() is not None:
-            for info in self._good():
+            for info in good_infos(self._store):
                 history = history.seen(info.metrics)
         return history

@@ -10,12 +10,11 @@ from typing import Any, Literal
 from asyncckpt.encode.base import Codec
 from asyncckpt.errors import CheckpointNotFoundError
 from asyncckpt.events import logger
-from asyncckpt.loading import MapLocation, Search, best_info, exact, info_at
-from asyncckpt.manifest.catalog import Found, valid
+from asyncckpt.loading import MapLocation, Search, best_info, exact, good_infos, info_at
+from asyncckpt.manifest.catalog import Found
 from asyncckpt.options import check_step
 from asyncckpt.restore.restored import Restored
 from asyncckpt.store.base import Store
-from asyncckpt.threads import run_blocking
 from asyncckpt.training.restore import restore_state
 
 
@@ -49,16 +48,13 @@ class Restoration:
 
     def best(self, objective: tuple[str, str] | None) -> Restored | None:
         """Restore the best by a metric; None if no step was ever committed."""
-        good = [info_at(self.store, found) for found in run_blocking(lambda: valid(self.store))]
+        good = good_infos(self.store)
         info = best_info(good, objective)
-        return self.run("latest" if info is None and not good else self._step_of(info, objective))
-
-    @staticmethod
-    def _step_of(info: Any, objective: tuple[str, str] | None) -> int:
-        if info is None:
-            raise CheckpointNotFoundError(f"no checkpoint has the metric {objective[0] if objective else ''!r}")
-        step: int = info.step
-        return step
+        if info is not None:
+            return self.run(info.step)
+        if good and objective is not None:
+            raise CheckpointNotFoundError(f"no checkpoint has the metric {objective[0]!r}")
+        return self.run("latest")
 
     def _use(self, found: Found) -> Restored:
         assert found.manifest is not None  # noqa: S101 - only good steps are used

@@ -50,12 +50,7 @@ class PlainExecutor(Executor):
         def job() -> None:
             if not future.set_running_or_notify_cancel():
                 return
-            try:
-                result = fn(*args, **kwargs)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+            _settle(future, fn, *args, **kwargs)
 
         self._jobs.put(job)
         return future
@@ -74,6 +69,26 @@ class PlainExecutor(Executor):
         while (job := self._jobs.get()) is not None:
             job()
             del job  # an idle thread must not keep the last job's data alive
+
+
+class InPlace(Executor):
+    """Runs each call at once, in the thread that submits it: for where no thread can be started."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run the call and give its outcome."""
+        future: Future[T] = Future()
+        _settle(future, fn, *args, **kwargs)
+        return future
+
+
+def _settle(future: Future[T], fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> None:
+    """Run a call; its result or its exception, whichever that is, goes to the future."""
+    try:
+        result = fn(*args, **kwargs)
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 def run_blocking(make: Callable[[], Coroutine[object, object, T]]) -> T:

@@ -19,14 +19,14 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from asyncckpt.errors import ClosedError, SaveError, SaveSkippedError
 from asyncckpt.events import logger
 from asyncckpt.manifest.catalog import CheckpointInfo
-from asyncckpt.threads import PlainExecutor, lower_priority
+from asyncckpt.threads import InPlace, PlainExecutor, lower_priority
 
 Status = Literal["queued", "capturing", "writing", "committed", "skipped", "superseded", "failed"]
 _FINAL: frozenset[Status] = frozenset({"committed", "skipped", "superseded", "failed"})
@@ -253,7 +253,7 @@ class Worker:
 
     def _run(self) -> None:
         lower_priority()
-        encoders: Executor = _InPlace()
+        encoders: Executor = InPlace()
         try:
             encoders = PlainExecutor(self._encoders, "asyncckpt-encode")
         except RuntimeError:
@@ -293,19 +293,6 @@ class Worker:
             job.discard()
         except BaseException:
             logger.exception("giving back the memory of the save of step %d failed", job.handle.step)
-
-
-class _InPlace(Executor):
-    """Runs calls where they are submitted: slower, but needs no thread."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """See ``Executor``."""
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-        return future
 
 
 def _ordinary(error: BaseException, step: int) -> SaveError:

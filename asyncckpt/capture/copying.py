@@ -33,9 +33,9 @@ class Copy(NamedTuple):
 
 def copies_by_buffer(plan: SnapshotPlan, size: int) -> Iterator[tuple[int, list[Copy]]]:
     """For each buffer of ``size`` bytes, in order, what goes there, in order."""
-    placed = sorted(zip(plan.layout.offsets, range(len(plan.sources)), strict=True))
+    placed = zip(plan.layout.offsets, plan.sources, strict=True)
     pieces: list[tuple[int, int, Source | None]] = [(start, stop - start, None) for start, stop in plan.layout.gaps]
-    pieces += [(offset, plan.sources[i].nbytes, plan.sources[i]) for offset, i in placed if plan.sources[i].nbytes]
+    pieces += [(offset, source.nbytes, source) for offset, source in placed if source.nbytes]
     pieces.sort(key=lambda piece: piece[0])
     number, copies = 0, list[Copy]()
     for offset, nbytes, source in pieces:

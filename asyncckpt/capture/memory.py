@@ -1,6 +1,5 @@
 """Single buffers of host memory: page-aligned, touched, pinned if asked for and possible."""
 
-import logging
 import mmap
 from typing import Any
 
@@ -8,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from asyncckpt.events import logger
+
 PAGE = mmap.PAGESIZE
 CACHING = {"cuda", "xpu"}  # torch crashes if asked to empty the cache of an accelerator that registered none
-logger = logging.getLogger("asyncckpt")
 
 
 class Buffer:

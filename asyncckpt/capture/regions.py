@@ -78,8 +78,6 @@ def _storage_key(site: TensorSite, number: int) -> Any:
 
 def _clusters(storage: list[TensorSite]) -> list[list[TensorSite]]:
     """Tensors of one storage, put together where their extents overlap."""
-    if len(storage) == 1:
-        return [storage]
     clusters: list[list[TensorSite]] = []
     end = -1
     for site in sorted(storage, key=attrgetter("start", "stop")):

@@ -10,26 +10,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from asyncckpt.store.base import Buffer
-from asyncckpt.threads import PlainExecutor
+from asyncckpt.threads import InPlace, PlainExecutor
 
-P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class InPlace(Executor):
-    """An executor that runs each call at once, in the thread that submits it."""
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run the call and give its outcome."""
-        future: Future[T] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-        return future
 
 
 @asynccontextmanager

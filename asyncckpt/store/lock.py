@@ -11,12 +11,12 @@ neither holds the lock nor releases it.
 import errno
 import fcntl
 import functools
-import logging
 import os
 import socket
 from types import TracebackType
 
 from asyncckpt.errors import RootInUseError
+from asyncckpt.events import logger
 from asyncckpt.store.folders import make
 from asyncckpt.store.oserrors import os_errors
 
@@ -24,7 +24,6 @@ LOCK_NAME = ".asyncckpt.lock"
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 HOLDER_BYTES = 300  # a host name has at most 253
 
-logger = logging.getLogger("asyncckpt")
 _held: set["RootLock"] = set()
 
 

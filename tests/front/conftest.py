@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from asyncckpt.errors import PermanentStoreError
 from asyncckpt.store.local import LocalStore
-from asyncckpt.testing import GateStore
+from asyncckpt.testing import Fault, FaultyStore, GateStore
 
 
 @dataclass
@@ -40,20 +39,20 @@ def gate(tmp_path):
 class Faulty:
     """A local root whose writes fail with ENOSPC while ``failing`` is set."""
 
+    FULL = Fault(errno=errno.ENOSPC, for_ever=True, where=lambda operation: operation.name == "put")
+
     def __init__(self, root: Path) -> None:
-        self.root, self.failing = root, False
-        self.store = self
-        self._inner = LocalStore(root)
+        self.root, self.store = root, FaultyStore(LocalStore(root))
+        self._failing = False
 
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
+    @property
+    def failing(self) -> bool:
+        return self._failing
 
-    async def put(self, key, parts):
-        if not self.failing:
-            return await self._inner.put(key, parts)
-        await parts.aclose()
-        full = OSError(errno.ENOSPC, "No space left on device", key)
-        raise PermanentStoreError(f"no space left for {key}", errno=errno.ENOSPC, path=key) from full
+    @failing.setter
+    def failing(self, failing: bool) -> None:
+        self._failing = failing
+        self.store.set_fault(self.FULL if failing else None)
 
 
 @pytest.fixture
