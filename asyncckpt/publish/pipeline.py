@@ -1,22 +1,20 @@
 """The frames of one snapshot on their way to the store: read and encoded ahead, handed over in order.
 
-The store pulls. Frames are encoded in encoder threads, at most ``look_ahead`` ahead, so the slowest stage sets the
-pace and at most that many encoded frames, and those last handed over, exist. A frame's memory is given back when the
-store asks for what follows it. When anything fails, or the save is cancelled, no more frames are begun; those being
-encoded are waited for, because their threads still read the snapshot, and every frame that was read is given back.
+The store pulls. Frames are encoded in encoder threads (ahead.py), at most ``look_ahead`` ahead, so the slowest stage
+sets the pace and at most that many encoded frames exist, those last handed over among them. A frame's memory is given
+back when the store asks for what follows it. When anything fails, or the save is cancelled, no more frames are begun;
+those being encoded are waited for, because their threads still read the snapshot, and every frame that was read is
+given back.
 
-Raw frames that are ready and lie back to back in memory go out as one part of up to ``RUN`` bytes: between two parts
-four threads change hands, which costs more than the checksum of a frame.
+Raw frames that are ready and lie back to back in memory go out as one part of up to ``RUN`` bytes: the fewer parts, the
+less often the threads wake each other.
 """
 
-import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -24,9 +22,9 @@ from asyncckpt.encode.base import RAW, Buffer, Codec, EncodedFrame
 from asyncckpt.encode.frame import encode_frame
 from asyncckpt.events import Phases
 from asyncckpt.manifest.documents import FrameTable
+from asyncckpt.publish.ahead import Ahead
 from asyncckpt.publish.blocks import Blocks
 
-T = TypeVar("T")
 RUN: Final = 16 << 20  # bytes of raw frames in one part
 
 
@@ -64,6 +62,8 @@ class Frames:
     """The frames of one snapshot. Used on one event loop; ``_encode`` in any thread.
 
     Attributes:
+        look_ahead: most frames that are being encoded or wait to be written.
+        batch: frames that an encoder thread takes at a time.
         drained: when the store had taken them all, by ``time.perf_counter()``.
     """
 
@@ -72,9 +72,8 @@ class Frames:
     encoders: Executor
     phases: Phases
     look_ahead: int
+    batch: int = 1
     drained: float = 0.0
-    _begun: int = 0
-    _ahead: deque[tuple[int, Future[EncodedFrame]]] = field(default_factory=deque)
     _stored: list[_Stored] = field(default_factory=list)
 
     def parts(self) -> PackParts:
@@ -82,19 +81,21 @@ class Frames:
         return PackParts(self._parts(), self.blocks.raw_bytes if self.codec is None else None)
 
     async def _parts(self) -> AsyncGenerator[Buffer, None]:
+        ahead = Ahead(
+            self._encode, self.encoders, total=len(self.blocks.frames), limit=self.look_ahead, batch=self.batch
+        )
         try:
-            while self._fill():
-                await _result(self._ahead[0][1])
-                run = self._run()
+            while ahead.fill():
+                await ahead.first()
+                run = _run(ahead.ready())
                 for part in _parts_of(run):
                     with self.phases("write"):
                         yield part
                 for frame in run:
                     self._stored.append(_Stored(frame.stored_bytes, frame.encoding, frame.digest))
-                    i, _ = self._ahead.popleft()
-                    self.blocks.release(i)
+                    self.blocks.release(ahead.drop())
         finally:
-            await self._give_up()
+            await ahead.give_up(self.blocks.release)
         self.drained = time.perf_counter()
 
     def table(self) -> FrameTable:
@@ -108,27 +109,6 @@ class Frames:
             digests=b"".join(frame.digest for frame in self._stored).hex(),
         )
 
-    def _fill(self) -> bool:
-        """Begin frames up to the look-ahead; False if there are none left to wait for."""
-        while len(self._ahead) < self.look_ahead and self._begun < len(self.blocks.frames):
-            self._ahead.append((self._begun, self.encoders.submit(self._encode, self._begun)))
-            self._begun += 1
-        return bool(self._ahead)
-
-    def _run(self) -> list[EncodedFrame]:
-        """The first frame, which is ready, and those ready behind it that make one part with it."""
-        run = [self._ahead[0][1].result()]
-        size = run[0].stored_bytes
-        for _, call in islice(self._ahead, 1, None):
-            if not call.done() or call.exception() is not None:
-                break
-            frame = call.result()
-            size += frame.stored_bytes
-            if size > RUN or not _adjoin(run[-1], frame):
-                break
-            run.append(frame)
-        return run
-
     def _encode(self, i: int) -> EncodedFrame:
         """Read and encode frame i, in an encoder thread. If that fails the frame is given back here."""
         raw = self.blocks.read(i)
@@ -139,24 +119,20 @@ class Frames:
             self.blocks.release(i)
             raise
 
-    async def _give_up(self) -> None:
-        """Give back all frames that are still ahead, in order, each as soon as its thread has let go of it.
-
-        In order, because a frame may be waiting to be captured into the memory of the one before.
-        """
-        interruption: asyncio.CancelledError | None = None
-        for _, call in self._ahead:
-            call.cancel()  # those that no thread has begun
-        while self._ahead:
-            i, call = self._ahead.popleft()
-            interruption = await _settled(call) or interruption
-            if not call.cancelled() and call.exception() is None:
-                self.blocks.release(i)
-        if interruption is not None:
-            raise interruption
-
 
 # ---- runs of raw frames --------------------------------------------------------------------------------------------
+
+
+def _run(ready: Iterator[EncodedFrame]) -> list[EncodedFrame]:
+    """The first frame and those behind it that make one part with it."""
+    run = [next(ready)]
+    size = run[0].stored_bytes
+    for frame in ready:
+        size += frame.stored_bytes
+        if size > RUN or not _adjoin(run[-1], frame):
+            break
+        run.append(frame)
+    return run
 
 
 def _parts_of(run: Sequence[EncodedFrame]) -> Sequence[Buffer]:
@@ -181,28 +157,3 @@ def _joined(parts: Sequence[Buffer]) -> memoryview:
 
 def _address(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
-
-
-# ---- waiting for threads -------------------------------------------------------------------------------------------
-
-
-async def _result(call: Future[T]) -> T:
-    """The outcome of a call in another thread. Being cancelled does not touch the call."""
-    if not call.done():
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
-        call.add_done_callback(lambda _: loop.call_soon_threadsafe(done.set))
-        await done.wait()
-    return call.result()
-
-
-async def _settled(call: Future[T]) -> asyncio.CancelledError | None:
-    """Wait until a call has ended, however; a cancellation that arrives meanwhile is handed to the caller."""
-    interruption = None
-    while not call.done():
-        try:
-            await _result(call)
-        except asyncio.CancelledError as error:
-            interruption = error
-        except BaseException:  # the call's own error; here only its end matters
-            break
-    return interruption

@@ -22,7 +22,8 @@ from asyncckpt.publish.pipeline import Frames
 from asyncckpt.store.base import Store, single
 
 LOOK_AHEAD: Final = 3  # two in the encoder threads and one that is ready
-RAW_AHEAD: Final = 8  # frames stored as they are take no memory of their own; so many keep a run ready
+RAW_BATCH: Final = 4  # frames stored as they are cost little: a thread takes some at a time
+RAW_AHEAD: Final = 8  # they take no memory of their own; so many keep two threads busy and a run ready
 
 
 async def write_shard(
@@ -58,8 +59,8 @@ async def write_shard(
     Raises:
         StoreError: the store refused; whatever reading or encoding a frame raised comes through as it is.
     """
-    ahead = look_ahead or (RAW_AHEAD if codec is None else LOOK_AHEAD)
-    frames = Frames(blocks, codec, encoders, phases, ahead)
+    ahead, batch = (RAW_AHEAD, RAW_BATCH) if codec is None else (LOOK_AHEAD, 1)
+    frames = Frames(blocks, codec, encoders, phases, look_ahead or ahead, batch)
     pack = part_name(save_id, rank, world, "pack")
     async with aclosing(frames.parts()) as parts:
         pack_bytes = await store.put(f"{folder}/{pack}", parts)
