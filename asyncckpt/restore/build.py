@@ -15,7 +15,7 @@ from asyncckpt.restore.layouts import LAYOUTS, LayoutSlot
 from asyncckpt.restore.locations import Locate
 from asyncckpt.restore.memory import Layout, Target
 from asyncckpt.restore.plan import Want
-from asyncckpt.restore.tensors import TensorSlot, new_tensor, tensor_into
+from asyncckpt.restore.tensors import Forms, TensorSlot, fits_in_place, new_tensor, tensor_into
 from asyncckpt.restore.values import ArraySlot, DataSlot, Slot, small_value
 from asyncckpt.threads import collector_paused
 
@@ -50,12 +50,10 @@ class Fill:
     ) -> None:
         self._tree, self._raw_bytes, self._allow_pickle = tree, raw_bytes, allow_pickle
         self._destinations, self._locate = destinations, locate
-        self._layout = Layout()
+        self._layout, self._forms = Layout(), Forms(raw_bytes)
         with collector_paused():
-            self._found: list[tuple[Path, Slot]] = [
-                (path, self._slot(tag, args, path))
-                for path, tag, args in leaves(tree, small_value)
-                if tag not in _SMALL
+            self._found: list[Slot] = [
+                self._slot(tag, args, path) for path, tag, args in leaves(tree, small_value) if tag not in _SMALL
             ]
             self._layout.check()
             self._layout.allocate()
@@ -70,15 +68,16 @@ class Fill:
         """Where that is."""
         return self._layout.targets
 
-    def name_of(self, target: int) -> str:
-        """Key path of a value in a target."""
-        return render(self._layout.paths[target]) or "the state"
+    def name_of(self, target: int, at: int) -> str:
+        """Key path of the value that has byte ``at`` of a target."""
+        return render(self._layout.path_of(target, at)) or "the state"
 
     def value(self) -> object:
         """The state, once every want has been satisfied. Only once."""
         slots = iter(self._found)
         self._found = []
         with collector_paused():
+            self._layout.settle()
             return unflatten(self._tree, _builder(slots), allow_pickle=self._allow_pickle)
 
     def _slot(self, tag: str, args: list[Any], path: Path) -> Slot:
@@ -96,17 +95,20 @@ class Fill:
         destination = self._destinations.get(path) if self._destinations else None
         if destination is None:
             return self._piece(args, path)
-        return tensor_into(args, path, self._raw_bytes, self._layout, self._locate, destination)
+        leaf, form = self._forms.parse(args, path)
+        if fits_in_place(leaf, form, destination):
+            return tensor_into(leaf, form, path, self._layout, destination)
+        return new_tensor(leaf, form, path, self._layout, self._locate)
 
     def _piece(self, args: list[Any], path: Path) -> TensorSlot:
-        return new_tensor(args, path, self._raw_bytes, self._layout, self._locate)
+        leaf, form = self._forms.parse(args, path)
+        return new_tensor(leaf, form, path, self._layout, self._locate)
 
 
-def _builder(slots: Iterator[tuple[Path, Slot]]) -> Callable[[str, list[Any], Path], object]:
+def _builder(slots: Iterator[Slot]) -> Callable[[str, list[Any], Path], object]:
     def build(tag: str, args: list[Any], path: Path) -> object:
         if tag in _SMALL:
             return small_value(tag, args, path)
-        _, slot = next(slots)
-        return slot.value()
+        return next(slots).value()
 
     return build

@@ -29,14 +29,14 @@ class Pack:
 
     Attributes:
         key: of the file in its store.
-        name_of: key path of a value that has bytes in a frame, by the frame's target, for errors.
+        name_of: key path of the value at a byte of a target, for errors.
     """
 
     store: Store
     key: str
     frames: FrameTable
     codecs: Mapping[str, Codec]
-    name_of: Callable[[int], str]
+    name_of: Callable[[int, int], str]
 
 
 async def carry_out(pack: Pack, reads: Sequence[Read], targets: Sequence[Target]) -> None:
@@ -156,7 +156,7 @@ class _Runner:
             ) from error
 
     def _name(self, frame: FrameRead) -> str:
-        return self._pack.name_of(frame.parts[0].target)
+        return self._pack.name_of(frame.parts[0].target, frame.parts[0].at)
 
 
 class _Buffer:

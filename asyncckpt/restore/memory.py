@@ -7,8 +7,11 @@ import torch
 
 from asyncckpt.errors import FormatError
 from asyncckpt.manifest.tree import Path
+from asyncckpt.restore import arenas
+from asyncckpt.restore.arenas import Arena
 from asyncckpt.restore.plan import Want
 
+_CPU: Final = torch.device("cpu")
 _META: Final = torch.device("meta")
 
 
@@ -74,14 +77,29 @@ class Region:
         return empty.set_(self.memory.untyped_storage(), offset // dtype.itemsize, shape, strides)
 
 
+class Small(arenas.Small, Protocol):
+    """A tensor that may be small enough for an arena.
+
+    Attributes:
+        alone: it is, and fills its region.
+        region: where it goes if the region turns out to be shared.
+    """
+
+    alone: bool
+    region: Region | None
+
+
 class Layout:
     """All that is to be filled: gathers wants first, takes memory afterwards, once it is known to be enough."""
 
     def __init__(self) -> None:
         self.wants: list[Want] = []
         self.targets: list[Target] = []
-        self.paths: list[Path] = []  # for each target, of a value in it
+        self._owners: list[Path | Arena] = []  # for each target, what is in it
         self._regions: dict[tuple[int, int, torch.device], Region] = {}
+        self._smalls: dict[tuple[int, int], Small] = {}  # new ones, by region
+        self._lives: list[Small] = []
+        self._arenas: list[Arena] = []
         self._extra = 0
 
     def region(self, start: int, nbytes: int, device: torch.device, path: Path) -> Region:
@@ -89,18 +107,39 @@ class Layout:
         key = (start, nbytes, device)
         if key not in self._regions:
             self._regions[key] = Region(*key, path)
+            small = self._smalls.pop((start, nbytes), None) if device.type == "cpu" else None
+            if small is not None:
+                small.region = self._regions[key]
         return self._regions[key]
+
+    def join(self, small: Small) -> bool:
+        """Let an arena deliver a host tensor; False if it is not alone in its region, or not small."""
+        if not small.alone:
+            return False
+        if small.into is not None:
+            self._lives.append(small)
+            return True
+        key = (small.leaf.region, small.leaf.region_bytes)
+        if key in self._smalls or (*key, _CPU) in self._regions:
+            return False
+        self._smalls[key] = small
+        return True
 
     def claim(self, nbytes: int) -> None:
         """Announce host memory that someone else will take."""
         self._extra += nbytes
 
-    def fill(self, start: int, nbytes: int, target: Target, path: Path) -> None:
+    def fill(self, start: int, nbytes: int, target: Target, owner: Path | Arena) -> None:
         """Have bytes ``[start, start + nbytes)`` of the logical string put into a target."""
         if nbytes:
             self.wants.append(Want(start, nbytes, len(self.targets)))
             self.targets.append(target)
-            self.paths.append(path)
+            self._owners.append(owner)
+
+    def path_of(self, target: int, at: int) -> Path:
+        """Of a value that has byte ``at`` of a target."""
+        owner = self._owners[target]
+        return owner.path_at(at) if isinstance(owner, Arena) else owner
 
     def check(self) -> None:
         """Refuse what this machine could never hold, before any memory is taken.
@@ -108,6 +147,7 @@ class Layout:
         A tree may name far more bytes than the file has: expanded tensors, overlapping regions, zeros well packed.
         """
         needed = self._extra + sum(r.nbytes for r in self._regions.values() if r.device.type == "cpu")
+        needed += sum(nbytes for _, nbytes in self._smalls)
         if needed > physical_memory():
             raise FormatError(
                 f"{needed} bytes of host memory are needed, more than this machine has", defect="larger than memory"
@@ -119,6 +159,14 @@ class Layout:
             region.memory = torch.empty(region.nbytes, dtype=torch.uint8, device=region.device)
             if region.device != _META:
                 self.fill(region.start, region.nbytes, target_of(region.memory), region.path)
+        for arena in arenas.arenas_for([*self._smalls.values(), *self._lives]):
+            self._arenas.append(arena)
+            self.fill(arena.start, arena.nbytes, target_of(arena.allocate()), arena)
+
+    def settle(self) -> None:
+        """Hand out the small tensors, once everything has been read."""
+        while self._arenas:
+            self._arenas.pop().hand_out()
 
 
 def physical_memory() -> int:

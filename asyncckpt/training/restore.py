@@ -136,6 +136,8 @@ def _target(
 
 def _locate(targets: Sequence[Target], default: Locate) -> Locate:
     """An object's tensors go where it needs them, all others where map_location says."""
+    if not targets:
+        return default
     by_path = {target.path: target for target in targets}
 
     def locate(path: Path, leaf: TensorLeaf) -> torch.device:
