@@ -25,7 +25,7 @@ from asyncckpt.manifest.documents import FrameTable
 from asyncckpt.publish.ahead import Ahead
 from asyncckpt.publish.blocks import Blocks
 
-RUN: Final = 16 << 20  # bytes of raw frames in one part
+RUN: Final = 32 << 20  # bytes of raw frames in one part
 
 
 class _Stored(NamedTuple):

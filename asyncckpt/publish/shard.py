@@ -22,8 +22,8 @@ from asyncckpt.publish.pipeline import Frames
 from asyncckpt.store.base import Store, single
 
 LOOK_AHEAD: Final = 3  # two in the encoder threads and one that is ready
-RAW_BATCH: Final = 4  # frames stored as they are cost little: a thread takes some at a time
-RAW_AHEAD: Final = 8  # they take no memory of their own; so many keep two threads busy and a run ready
+RAW_BATCH: Final = 8  # frames stored as they are cost little: a thread takes some at a time
+RAW_AHEAD: Final = 16  # they take no memory of their own; so many keep two threads busy and a run ready
 
 
 async def write_shard(

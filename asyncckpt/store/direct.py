@@ -6,6 +6,7 @@
 * The first large write tries O_DIRECT. If the file system refuses it, then or at any later write, the rest is
   buffered, with the kernel's write-back started behind each call, so that the final sync finds little left to do.
 * The end of a file that is not a whole number of pages is written buffered.
+* Disk space is taken ahead of the writes (room.py).
 
 The caller makes the file durable; see draft.py.
 """
@@ -25,7 +26,9 @@ import numpy.typing as npt
 from aiofiles.threadpool import wrap
 
 from asyncckpt.store.base import Buffer
+from asyncckpt.store.calls import run
 from asyncckpt.store.linux import start_writeback
+from asyncckpt.store.room import Room
 
 PAGE = 4096
 PIECE = 8 << 20  # bytes of one gathered write
@@ -37,18 +40,24 @@ Bytes = npt.NDArray[np.uint8]
 class DataFile(io.FileIO):
     """An open file that is written from its start to its end. Does not own its descriptor. One thread at a time.
 
+    Args:
+        fd: the open, empty file.
+        nbytes: its exact size in the end, if that is known.
+
     Attributes:
         direct: whether writes pass by the page cache; None as long as nothing has been written.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, nbytes: int | None = None) -> None:
         super().__init__(fd, "wb", closefd=False)
         self.direct: bool | None = None
         self._end = 0
+        self._room = Room(fd, nbytes)
 
     def write(self, data: Buffer) -> int:  # type: ignore[override]  # we never give it other buffers
         """Write some or all of the bytes; give their number, at least one."""
         nbytes = len(data)
+        self._room.reach(self._end + nbytes)
         if self.direct is None:
             self.direct = nbytes >= LARGE and self._set_direct(True)
         if self.direct and nbytes % PAGE:
@@ -58,6 +67,13 @@ class DataFile(io.FileIO):
             raise OSError(errno.EIO, "a write took no bytes")
         self._after(written)
         return written
+
+    def finish(self, *rest: memoryview) -> None:
+        """Write all of the last bytes, and give back disk space that was taken ahead and not needed."""
+        for view in rest:
+            while len(view):
+                view = view[self.write(view) :]  # noqa: PLW2901 - walks through it
+        self._room.trim(self._end)
 
     def _write_some(self, data: Buffer) -> int:
         try:
@@ -96,7 +112,7 @@ class Gatherer:
 
     def __init__(self, file: DataFile, thread: Executor) -> None:
         self.size = 0
-        self._state = file
+        self._state, self._thread = file, thread
         self._file = wrap(file, loop=asyncio.get_running_loop(), executor=thread)
         self._piece = _new_piece()
         self._spare: Bytes | None = None
@@ -111,11 +127,10 @@ class Gatherer:
             rest = rest[await self._take(rest) :]
 
     async def finish(self) -> None:
-        """Write what is left."""
+        """Write what is left, and give back disk space that was not needed."""
         await self._settle()
         whole = self._fill if self._state.direct is False or self._fill < LARGE else _pages(self._fill)
-        for start, stop in ((0, whole), (whole, self._fill)):
-            await self._write(self._piece.data[start:stop])
+        await run(self._thread, self._state.finish, self._piece.data[:whole], self._piece.data[whole : self._fill])
 
     async def stop(self) -> None:
         """Submit nothing more. A call that runs in the thread goes on: wait for it before the file is closed."""
@@ -170,9 +185,15 @@ class Gatherer:
 
 
 @asynccontextmanager
-async def gathering(fd: int, thread: Executor) -> AsyncIterator[Gatherer]:
-    """A gatherer for the open file; on leaving, nothing more is submitted to the thread."""
-    gatherer = Gatherer(DataFile(fd), thread)
+async def gathering(fd: int, thread: Executor, nbytes: int | None = None) -> AsyncIterator[Gatherer]:
+    """A gatherer for the open file; on leaving, nothing more is submitted to the thread.
+
+    Args:
+        fd: the open, empty file.
+        thread: for the blocking calls.
+        nbytes: the exact size of the file in the end, if that is known.
+    """
+    gatherer = Gatherer(DataFile(fd, nbytes), thread)
     try:
         yield gatherer
     finally:

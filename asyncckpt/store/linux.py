@@ -1,4 +1,4 @@
-"""Two calls of Linux that Python's ``os`` does not have. Both raise ``OSError`` as ``os`` would."""
+"""Three calls of Linux that Python's ``os`` does not have. All raise ``OSError`` as ``os`` would."""
 
 import ctypes
 import errno
@@ -6,6 +6,7 @@ import functools
 import os
 
 AT_FDCWD = -100
+FALLOC_FL_KEEP_SIZE = 1
 RENAME_NOREPLACE = 1
 SYNC_FILE_RANGE_WRITE = 2
 
@@ -35,3 +36,9 @@ def start_writeback(fd: int, offset: int, nbytes: int) -> None:
     """Let the kernel begin to write these bytes of the page cache to disk. Makes nothing durable."""
     where, length = ctypes.c_int64(offset), ctypes.c_int64(nbytes)
     _call("sync_file_range", ctypes.c_int(fd), where, length, ctypes.c_uint(SYNC_FILE_RANGE_WRITE))
+
+
+def allocate(fd: int, offset: int, nbytes: int) -> None:
+    """Take disk space for these bytes of a file without changing its size. EOPNOTSUPP where that is not possible."""
+    where, length = ctypes.c_int64(offset), ctypes.c_int64(nbytes)
+    _call("fallocate64", ctypes.c_int(fd), ctypes.c_int(FALLOC_FL_KEEP_SIZE), where, length)

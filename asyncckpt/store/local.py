@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, suppress
 
 from asyncckpt.store.base import Buffer, Entry, single
 from asyncckpt.store.calls import closing, finished, own_thread, run
-from asyncckpt.store.direct import gathering
+from asyncckpt.store.direct import LARGE, DataFile, gathering
 from asyncckpt.store.draft import Draft
 from asyncckpt.store.folders import Folders, sync_folder
 from asyncckpt.store.lock import RootLock
@@ -80,9 +80,9 @@ class LocalStore:
             path = self._path(key)
             draft = Draft(path, self._folders)
             try:
-                size = await _fill(draft, path, parts, thread)
+                size, last = await _fill(draft, path, parts, thread)
                 with os_errors(path, passing=(FileExistsError,) if exclusive else ()):
-                    await run(thread, lambda: draft.publish(exclusive=exclusive))
+                    await run(thread, _finish, draft, last, exclusive)
             except BaseException:
                 await finished(thread.submit(draft.abandon))
                 raise
@@ -111,17 +111,45 @@ class LocalStore:
             sync_folder(os.path.dirname(folder))
 
 
-async def _fill(draft: Draft, path: str, parts: AsyncIterator[Buffer], thread: Executor) -> int:
-    """Write all parts to the draft; give their size. Only our own errors are mapped, never those of ``parts``."""
+async def _fill(draft: Draft, path: str, parts: AsyncIterator[Buffer], thread: Executor) -> tuple[int, Buffer | None]:
+    """Write all parts to the draft; give their size.
+
+    A small file is only collected, and given as well: its whole life is then one call in the thread. Only our own
+    errors are mapped, never those of ``parts``.
+    """
+    start, following = await _start_of(parts)
+    if following is None:
+        return len(start), start
     with os_errors(path):
         fd = await run(thread, draft.create)
-    async with gathering(fd, thread) as gatherer:
+    async with gathering(fd, thread, getattr(parts, "nbytes", None)) as gatherer:
+        with os_errors(path):
+            await gatherer.add(start)
+            await gatherer.add(following)
         async for part in parts:
             with os_errors(path):
                 await gatherer.add(part)
         with os_errors(path):
             await gatherer.finish()
-    return gatherer.size
+    return gatherer.size, None
+
+
+async def _start_of(parts: AsyncIterator[Buffer]) -> tuple[bytearray, Buffer | None]:
+    """A copy of the first bytes, fewer than ``LARGE``, and the part that follows, if there are more."""
+    start = bytearray()
+    async for part in parts:
+        view = memoryview(part).cast("B")
+        if len(start) + len(view) >= LARGE:
+            return start, view
+        start += view
+    return start, None
+
+
+def _finish(draft: Draft, whole: Buffer | None, exclusive: bool) -> None:
+    """What is left to do in the thread; for a small file, that is everything."""
+    if whole is not None:
+        DataFile(draft.create()).finish(memoryview(whole))
+    draft.publish(exclusive=exclusive)
 
 
 def _read(path: str, start: int, into: memoryview) -> None:
