@@ -42,22 +42,23 @@ class DataFile(io.FileIO):
 
     Args:
         fd: the open, empty file.
-        nbytes: its exact size in the end, if that is known.
+        room: for space ahead of the writes.
 
     Attributes:
         direct: whether writes pass by the page cache; None as long as nothing has been written.
     """
 
-    def __init__(self, fd: int, nbytes: int | None = None) -> None:
+    def __init__(self, fd: int, room: Room | None = None) -> None:
         super().__init__(fd, "wb", closefd=False)
         self.direct: bool | None = None
         self._end = 0
-        self._room = Room(fd, nbytes)
+        self._room = room
 
     def write(self, data: Buffer) -> int:  # type: ignore[override]  # we never give it other buffers
         """Write some or all of the bytes; give their number, at least one."""
         nbytes = len(data)
-        self._room.reach(self._end + nbytes)
+        if self._room is not None:
+            self._room.reach(self._end + nbytes)
         if self.direct is None:
             self.direct = nbytes >= LARGE and self._set_direct(True)
         if self.direct and nbytes % PAGE:
@@ -73,7 +74,8 @@ class DataFile(io.FileIO):
         for view in rest:
             while len(view):
                 view = view[self.write(view) :]  # noqa: PLW2901 - walks through it
-        self._room.trim(self._end)
+        if self._room is not None:
+            self._room.trim(self._end)
 
     def _write_some(self, data: Buffer) -> int:
         try:
@@ -193,7 +195,7 @@ async def gathering(fd: int, thread: Executor, nbytes: int | None = None) -> Asy
         thread: for the blocking calls.
         nbytes: the exact size of the file in the end, if that is known.
     """
-    gatherer = Gatherer(DataFile(fd, nbytes), thread)
+    gatherer = Gatherer(DataFile(fd, Room(fd, nbytes)), thread)
     try:
         yield gatherer
     finally:
