@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from asyncckpt.restore.restored import Restored
     from asyncckpt.statistics import Statistics
     from asyncckpt.store.base import Store
+    from asyncckpt.timeline import Timeline
     from asyncckpt.worker import PendingSave
 
 __version__ = "0.1.0.dev0"
@@ -73,6 +74,7 @@ _HOMES = {
     "restore.restored": ["Restored"],
     "statistics": ["Statistics"],
     "store.base": ["Store"],
+    "timeline": ["Timeline"],
     "worker": ["PendingSave"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -81,7 +83,7 @@ __all__ = [  # noqa: RUF022 - the order of a first reading
     "AsyncCheckpointer", "load", "inspect", "register_type",
     "KeepAll", "KeepBest", "KeepEvery", "KeepLast",
     "EveryEpoch", "EverySeconds", "EverySteps", "OnBest",
-    "PendingSave", "CheckpointInfo", "Restored", "Statistics",
+    "PendingSave", "CheckpointInfo", "Restored", "Statistics", "Timeline",
     "Codec", "Zstd", "Store",
     "BackpressureError", "CheckpointError", "CheckpointNotFoundError", "ClosedError", "FormatError", "IntegrityError",
     "PeerFailedError", "PermanentStoreError", "RestoreError", "RootInUseError", "SaveError", "SaveSkippedError",

@@ -9,11 +9,40 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
+from typing import Final, Literal
 
 logger = logging.getLogger("asyncckpt")
 Outcome = Literal["committed", "skipped", "superseded", "failed"]
+
+SPANS: Final = 2048  # most that one save keeps, at some 250 bytes each: half a megabyte
+_CLOSE: Final = 100_000  # ns; neighbours so close are merged first when there are too many
+_EVER: Final = 1 << 46  # ns, nineteen hours: further apart than any two spans of a save
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Time that one thread spent in one phase of one save. Times are nanoseconds of ``time.perf_counter_ns``.
+
+    Attributes:
+        phase: wait, copy, encode, write, sync, verify, publish.
+        thread: the thread's name.
+        native_id: the system's number of it; numbers are used again when a thread has ended.
+        start, stop: the first moment and the last.
+        nbytes: how much was worked on, bytes; 0 if not known.
+        count: spans that were merged into this one, because there were too many or no time lay between them.
+        busy: nanoseconds inside the phase; less than ``stop - start`` where spans were merged over gaps.
+    """
+
+    phase: str
+    thread: str
+    native_id: int
+    start: int
+    stop: int
+    nbytes: int
+    count: int
+    busy: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +57,7 @@ class SaveEvent:
         raw_bytes: size of the state's data.
         stored_bytes: size of its files, 0 unless committed.
         error: the error's text, if it failed.
+        spans: what happened when in which thread, by start; at most ``SPANS``, see ``Phases``. Not in the log line.
     """
 
     step: int
@@ -37,6 +67,7 @@ class SaveEvent:
     raw_bytes: int = 0
     stored_bytes: int = 0
     error: str | None = None
+    spans: tuple[Span, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +98,8 @@ def line_of(event: Event) -> str:
     """One line of words, ``save step=3 outcome=committed ... copy=0.012s``."""
     words = [type(event).__name__.removesuffix("Event").lower()]
     for item in fields(event):
+        if not item.repr:
+            continue
         value = getattr(event, item.name)
         if isinstance(value, Mapping):
             words += [f"{name}={seconds:.4f}s" for name, seconds in value.items()]
@@ -81,27 +114,102 @@ def _word(value: object) -> str:
 
 
 class Phases:
-    """Adds up seconds by phase; thread-safe."""
+    """Adds up seconds by phase, and keeps when and in which thread they were spent; thread-safe.
+
+    A save of 100 GB has 25,000 frames and no use for as many spans: beyond ``SPANS`` those of one thread and phase
+    that lie closest together become one, which says how many they were and how long it was busy.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
+        self._spans = _Spans()
 
     @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Time the body."""
-        started = time.perf_counter()
+    def __call__(self, name: str, nbytes: int = 0) -> Iterator[None]:
+        """Time the body; ``nbytes`` is how much it works on."""
+        started = time.perf_counter_ns()
         try:
             yield
         finally:
-            self.add(name, time.perf_counter() - started)
+            self._add(name, started, time.perf_counter_ns(), nbytes)
 
-    def add(self, name: str, seconds: float) -> None:
-        """Add to a phase."""
-        with self._lock:
-            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+    def add(self, name: str, seconds: float, nbytes: int = 0) -> None:
+        """Add to a phase: time that the calling thread has spent, up to now."""
+        now = time.perf_counter_ns()
+        self._add(name, now - round(seconds * 1e9), now, nbytes)
 
     def seconds(self) -> dict[str, float]:
         """The sums so far, in the order in which phases were first seen."""
         with self._lock:
             return dict(self._seconds)
+
+    def spans(self) -> tuple[Span, ...]:
+        """What happened so far, by start."""
+        with self._lock:
+            return self._spans.by_start()
+
+    def _add(self, name: str, start: int, stop: int, nbytes: int) -> None:
+        thread = threading.current_thread()
+        span = Span(name, thread.name, thread.native_id or 0, start, stop, nbytes, 1, stop - start)
+        with self._lock:
+            self._seconds[name] = self._seconds.get(name, 0.0) + (stop - start) / 1e9
+            self._spans.add(span)
+
+
+class _Spans:
+    """A bounded number of spans, by thread. The caller holds a lock."""
+
+    def __init__(self) -> None:
+        self._threads: dict[tuple[int, str], list[Span]] = {}
+        self._count = 0
+        self._gap = 0  # ns; what lies closer together is merged
+
+    def add(self, span: Span) -> None:
+        spans = self._threads.setdefault((span.native_id, span.thread), [])
+        before = len(spans)
+        _append(spans, span, self._gap)
+        self._count += len(spans) - before
+        if self._count > SPANS:
+            self._thin()
+
+    def by_start(self) -> tuple[Span, ...]:
+        return tuple(sorted(chain.from_iterable(self._threads.values()), key=lambda span: span.start))
+
+    def _thin(self) -> None:
+        """Half of them, at most: neighbours merged over wider and wider gaps; if that is not enough, the longest."""
+        while self._count > SPANS // 2 and self._gap < _EVER:
+            self._gap = max(2 * self._gap, _CLOSE)
+            self._keep({thread: _merged(spans, self._gap) for thread, spans in self._threads.items()})
+        if self._count > SPANS // 2:
+            self._gap = 0
+            longest = sorted(self.by_start(), key=lambda span: span.busy)[-(SPANS // 2) :]
+            kept = set(map(id, longest))
+            self._keep({thread: [s for s in spans if id(s) in kept] for thread, spans in self._threads.items()})
+
+    def _keep(self, threads: dict[tuple[int, str], list[Span]]) -> None:
+        self._threads = threads
+        self._count = sum(map(len, threads.values()))
+
+
+def _merged(spans: list[Span], gap: int) -> list[Span]:
+    merged: list[Span] = []
+    for span in spans:
+        _append(merged, span, gap)
+    return merged
+
+
+def _append(spans: list[Span], span: Span, gap: int) -> None:
+    """Put a thread's next span behind its last, or into it if it is of the same phase and at most ``gap`` ns later."""
+    last = spans[-1] if spans else None
+    if last is None or last.phase != span.phase or span.start - last.stop > gap:
+        spans.append(span)
+        return
+    spans[-1] = replace(
+        last,
+        start=min(last.start, span.start),
+        stop=max(last.stop, span.stop),
+        nbytes=last.nbytes + span.nbytes,
+        count=last.count + span.count,
+        busy=last.busy + span.busy,
+    )
