@@ -7,9 +7,8 @@ Every event is logged as one line of ``key=value`` words under the logger ``asyn
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Final, Literal
 
@@ -125,19 +124,21 @@ class Phases:
         self._seconds: dict[str, float] = {}
         self._spans = _Spans()
 
-    @contextmanager
-    def __call__(self, name: str, nbytes: int = 0) -> Iterator[None]:
-        """Time the body; ``nbytes`` is how much it works on."""
-        started = time.perf_counter_ns()
-        try:
-            yield
-        finally:
-            self._add(name, started, time.perf_counter_ns(), nbytes)
+    def __call__(self, name: str, nbytes: int = 0) -> "_Timed":
+        """``with`` this, time the body; ``nbytes`` is how much it works on."""
+        return _Timed(self, name, nbytes)
 
     def add(self, name: str, seconds: float, nbytes: int = 0) -> None:
         """Add to a phase: time that the calling thread has spent, up to now."""
         now = time.perf_counter_ns()
-        self._add(name, now - round(seconds * 1e9), now, nbytes)
+        self.span(name, now - round(seconds * 1e9), now, nbytes)
+
+    def span(self, name: str, start: int, stop: int, nbytes: int = 0) -> None:
+        """Add time of the calling thread, between two values of ``time.perf_counter_ns``."""
+        thread = threading.current_thread()
+        with self._lock:
+            self._seconds[name] = self._seconds.get(name, 0.0) + (stop - start) / 1e9
+            self._spans.add(_Record(name, thread, start, stop, nbytes))
 
     def seconds(self) -> dict[str, float]:
         """The sums so far, in the order in which phases were first seen."""
@@ -147,69 +148,88 @@ class Phases:
     def spans(self) -> tuple[Span, ...]:
         """What happened so far, by start."""
         with self._lock:
-            return self._spans.by_start()
+            return tuple(record.span() for record in self._spans.by_start())
 
-    def _add(self, name: str, start: int, stop: int, nbytes: int) -> None:
-        thread = threading.current_thread()
-        span = Span(name, thread.name, thread.native_id or 0, start, stop, nbytes, 1, stop - start)
-        with self._lock:
-            self._seconds[name] = self._seconds.get(name, 0.0) + (stop - start) / 1e9
-            self._spans.add(span)
+
+class _Timed:
+    """Adds the time of its body. A generator would cost twice as much, once for every frame."""
+
+    __slots__ = ("_name", "_nbytes", "_phases", "_start")
+
+    def __init__(self, phases: Phases, name: str, nbytes: int) -> None:
+        self._phases, self._name, self._nbytes, self._start = phases, name, nbytes, 0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        self._phases.span(self._name, self._start, time.perf_counter_ns(), self._nbytes)
+
+
+class _Record:
+    """A span that may still grow."""
+
+    __slots__ = ("busy", "count", "native_id", "nbytes", "phase", "start", "stop", "thread")
+
+    def __init__(self, phase: str, thread: threading.Thread, start: int, stop: int, nbytes: int) -> None:
+        self.phase, self.thread, self.native_id = phase, thread.name, thread.native_id or 0
+        self.start, self.stop, self.nbytes, self.count, self.busy = start, stop, nbytes, 1, stop - start
+
+    def span(self) -> Span:
+        return Span(self.phase, self.thread, self.native_id, self.start, self.stop, self.nbytes, self.count, self.busy)
+
+    def grow(self, other: "_Record") -> None:
+        self.start, self.stop = min(self.start, other.start), max(self.stop, other.stop)
+        self.nbytes += other.nbytes
+        self.count += other.count
+        self.busy += other.busy
 
 
 class _Spans:
     """A bounded number of spans, by thread. The caller holds a lock."""
 
     def __init__(self) -> None:
-        self._threads: dict[tuple[int, str], list[Span]] = {}
+        self._threads: dict[tuple[int, str], list[_Record]] = {}
         self._count = 0
         self._gap = 0  # ns; what lies closer together is merged
 
-    def add(self, span: Span) -> None:
-        spans = self._threads.setdefault((span.native_id, span.thread), [])
-        before = len(spans)
-        _append(spans, span, self._gap)
-        self._count += len(spans) - before
-        if self._count > SPANS:
-            self._thin()
+    def add(self, record: _Record) -> None:
+        spans = self._threads.setdefault((record.native_id, record.thread), [])
+        if _append(spans, record, self._gap):
+            self._count += 1
+            if self._count > SPANS:
+                self._thin()
 
-    def by_start(self) -> tuple[Span, ...]:
-        return tuple(sorted(chain.from_iterable(self._threads.values()), key=lambda span: span.start))
+    def by_start(self) -> list[_Record]:
+        return sorted(chain.from_iterable(self._threads.values()), key=lambda record: record.start)
 
     def _thin(self) -> None:
         """Half of them, at most: neighbours merged over wider and wider gaps; if that is not enough, the longest."""
-        while self._count > SPANS // 2 and self._gap < _EVER:
-            self._gap = max(2 * self._gap, _CLOSE)
-            self._keep({thread: _merged(spans, self._gap) for thread, spans in self._threads.items()})
+        gap = max(2 * self._gap, _CLOSE)
+        while self._count > SPANS // 2 and gap < _EVER:
+            self._keep({thread: _merged(spans, gap) for thread, spans in self._threads.items()})
+            self._gap, gap = gap, 2 * gap
         if self._count > SPANS // 2:
             self._gap = 0
-            longest = sorted(self.by_start(), key=lambda span: span.busy)[-(SPANS // 2) :]
-            kept = set(map(id, longest))
-            self._keep({thread: [s for s in spans if id(s) in kept] for thread, spans in self._threads.items()})
+            kept = set(sorted(self.by_start(), key=lambda record: record.busy)[-(SPANS // 2) :])
+            self._keep({thread: [r for r in spans if r in kept] for thread, spans in self._threads.items()})
 
-    def _keep(self, threads: dict[tuple[int, str], list[Span]]) -> None:
+    def _keep(self, threads: dict[tuple[int, str], list[_Record]]) -> None:
         self._threads = threads
         self._count = sum(map(len, threads.values()))
 
 
-def _merged(spans: list[Span], gap: int) -> list[Span]:
-    merged: list[Span] = []
-    for span in spans:
-        _append(merged, span, gap)
+def _merged(spans: list[_Record], gap: int) -> list[_Record]:
+    merged: list[_Record] = []
+    for record in spans:
+        _append(merged, record, gap)
     return merged
 
 
-def _append(spans: list[Span], span: Span, gap: int) -> None:
-    """Put a thread's next span behind its last, or into it if it is of the same phase and at most ``gap`` ns later."""
-    last = spans[-1] if spans else None
-    if last is None or last.phase != span.phase or span.start - last.stop > gap:
-        spans.append(span)
-        return
-    spans[-1] = replace(
-        last,
-        start=min(last.start, span.start),
-        stop=max(last.stop, span.stop),
-        nbytes=last.nbytes + span.nbytes,
-        count=last.count + span.count,
-        busy=last.busy + span.busy,
-    )
+def _append(spans: list[_Record], record: _Record, gap: int) -> bool:
+    """Put a thread's next span behind its last; or into it, if of the same phase and at most ``gap`` ns later."""
+    if spans and spans[-1].phase == record.phase and record.start - spans[-1].stop <= gap:
+        spans[-1].grow(record)
+        return False
+    spans.append(record)
+    return True

@@ -182,7 +182,7 @@ def test_events_go_on_to_the_users_callback_and_the_oldest_are_forgotten(tmp_pat
     """A timeline does not take the callback's place, and a long run does not fill the memory."""
     seen = []
     timeline = Timeline(seen.append, saves=2)
-    events = [saved(span(), step=step) for step in range(3)]
+    events = [saved(span(start=step * MS, stop=(step + 1) * MS), step=step) for step in range(3)]
     for event in events:
         timeline(event)
     assert seen == events
