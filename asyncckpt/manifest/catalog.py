@@ -20,7 +20,7 @@ from asyncckpt.manifest.format import decode_manifest
 from asyncckpt.manifest.names import MANIFEST_NAME, parse_step_folder, step_folder
 from asyncckpt.manifest.paths import Path
 from asyncckpt.manifest.untree import malformed, unflatten
-from asyncckpt.store.base import Entry, Store, read_all
+from asyncckpt.store.base import Entry, ManyListings, Store, read_all
 
 LOOK_AHEAD: Final = 16
 UNCOMMITTED: Final = f"no {MANIFEST_NAME}: the save did not finish"
@@ -119,7 +119,11 @@ async def examine(store: Store, step: int | None, folder: str) -> Found:
         step: the step that the folder's name says; None to take any.
         folder: the folder.
     """
-    files = {entry.name: entry for entry in await store.list(folder)}
+    return await _examine(store, step, folder, await store.list(folder))
+
+
+async def _examine(store: Store, step: int | None, folder: str, listing: Sequence[Entry]) -> Found:
+    files = {entry.name: entry for entry in listing}
     entry = files.get(MANIFEST_NAME)
     number = -1 if step is None else step
     if entry is None or entry.is_folder:
@@ -185,20 +189,33 @@ async def _preferred(store: Store, step: int, names: list[str]) -> str:
 
 async def is_committed(store: Store, folder: str) -> bool:
     """Whether there is a MANIFEST in the folder, good or damaged."""
-    return any(entry.name == MANIFEST_NAME and not entry.is_folder for entry in await store.list(folder))
+    return _has_manifest(await store.list(folder))
+
+
+def _has_manifest(listing: Sequence[Entry]) -> bool:
+    return any(entry.name == MANIFEST_NAME and not entry.is_folder for entry in listing)
 
 
 async def committed(store: Store) -> list[int]:
     """The steps that have a MANIFEST, ascending."""
-    folders = sorted((await scan_steps(store)).items())
-    flags = await _side_by_side(lambda item: is_committed(store, item[1]), folders)
-    return [step for (step, _), flag in zip(folders, flags, strict=True) if flag]
+    folders = await scan_steps(store)
+    steps = sorted(folders)
+    listings = await _listings(store, [folders[step] for step in steps])
+    return [step for step, listing in zip(steps, listings, strict=True) if _has_manifest(listing)]
 
 
 async def examine_all(store: Store) -> list[Found]:
     """Every step folder, examined, ascending by step."""
     folders = sorted((await scan_steps(store)).items())
-    return await _side_by_side(lambda item: examine(store, *item), folders)
+    listings = await _listings(store, [folder for _, folder in folders])
+    pairs = list(zip(folders, listings, strict=True))
+    return await _side_by_side(lambda pair: _examine(store, *pair[0], pair[1]), pairs)
+
+
+async def _listings(store: Store, folders: Sequence[str]) -> Sequence[Sequence[Entry]]:
+    if isinstance(store, ManyListings):
+        return await store.list_many(folders)
+    return await _side_by_side(store.list, folders)
 
 
 async def valid(store: Store) -> list[Found]:
@@ -218,10 +235,19 @@ async def newest_valid(store: Store) -> Found | None:
 
 async def _side_by_side(call: Callable[[S], Awaitable[T]], items: Sequence[S]) -> list[T]:
     """The results of a call for each item, in order; a few at a time. The first error is raised as it is."""
-    results: list[T] = []
-    for i in range(0, len(items), LOOK_AHEAD):
-        results += await asyncio.gather(*map(call, items[i : i + LOOK_AHEAD]))
-    return results
+    places = asyncio.Semaphore(LOOK_AHEAD)
+
+    async def one(item: S) -> T:
+        async with places:
+            return await call(item)
+
+    tasks = [asyncio.ensure_future(one(item)) for item in items]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 # ---- the best ------------------------------------------------------------------------------------------------------

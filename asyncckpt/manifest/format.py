@@ -40,6 +40,7 @@ from asyncckpt.manifest.names import (
     part_name,
     step_folder,
 )
+from asyncckpt.threads import collector_paused
 
 __all__ = [
     "MANIFEST_NAME", "MAX_FRAME_BYTES", "MAX_INDEX_BYTES", "MAX_MANIFEST_BYTES", "VERSION", "ArrayLeaf", "BytesLeaf",
@@ -169,7 +170,8 @@ def _decoded(raw: bytes, kind: type[T], file: str) -> T:
     """A document of this version, by its types."""
     try:
         _check_header(msgspec.json.decode(raw, type=_Header), kind, file)
-        return msgspec.json.decode(raw, type=kind)
+        with collector_paused():
+            return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise FormatError(f"{file} is not a document of this format: {error}", defect="bad document") from error
 

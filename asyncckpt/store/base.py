@@ -19,9 +19,11 @@ which of the two is decided in the store.
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
 
 Buffer = bytes | bytearray | memoryview
+PAGE = 4096  # bytes; what memory and places in a file are aligned to where the page cache is passed by
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,54 @@ class Store(Protocol):
         """Hold the root as its only writer; ``RootInUseError`` if another holds it. Blocking, brief, any thread.
 
         A store that cannot lock gives a context that does nothing.
+        """
+        ...
+
+
+class OpenFile(Protocol):
+    """One object that is being read by one thread at a time; a context that closes it."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None: ...
+
+    def fetch(self, start: int, nbytes: int, into: memoryview | None, room: memoryview) -> memoryview:
+        """Bytes ``[start, start + nbytes)``, wherever they have come to lie. Blocks.
+
+        Args:
+            start: first byte.
+            nbytes: how many, at least one.
+            into: where they are wanted, ``nbytes`` long; None if that does not matter.
+            room: page-aligned memory of at least ``nbytes`` and two pages.
+
+        Returns:
+            ``into`` itself, or a part of ``room``.
+
+        Raises:
+            FileNotFoundError, EOFError, StoreError: as ``Store.read``.
+        """
+        ...
+
+
+@runtime_checkable
+class ManyListings(Protocol):
+    """What a store may have besides: listing many folders for little more than one."""
+
+    async def list_many(self, folders: Sequence[str]) -> Sequence[Sequence[Entry]]:
+        """What ``Store.list`` gives for each of them."""
+        ...
+
+
+@runtime_checkable
+class BlockingReads(Protocol):
+    """What a store may have besides: reading large objects in the calling thread, without an event loop in between."""
+
+    def opened(self, key: str, *, shared: bool) -> OpenFile:
+        """An object to read from; does not block, the first ``fetch`` looks for it. Any thread.
+
+        ``shared``: other processes are about to read the same bytes.
         """
         ...
 

@@ -7,6 +7,7 @@ operation does its blocking calls on one thread of its own (calls.py), so caller
 # os by the names of the system calls: their order and their errors are what matters here
 # ruff: noqa: PTH100, PTH106, PTH108, PTH111, PTH118, PTH120
 
+import asyncio
 import errno
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -20,6 +21,9 @@ from asyncckpt.store.draft import Draft
 from asyncckpt.store.folders import Folders, sync_folder
 from asyncckpt.store.lock import RootLock
 from asyncckpt.store.oserrors import os_errors
+from asyncckpt.store.reading import LocalFile, Threads, read_exactly
+
+LISTERS = 4  # threads that list many folders
 
 
 class LocalStore:
@@ -28,6 +32,7 @@ class LocalStore:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = os.path.abspath(os.path.expanduser(os.fspath(root)))
         self._folders = Folders(self._root)
+        self._readers = Threads()
 
     def __repr__(self) -> str:
         return f"LocalStore({self._root!r})"
@@ -48,16 +53,25 @@ class LocalStore:
     async def read(self, key: str, start: int, into: memoryview) -> None:
         """See ``Store``."""
         path = self._path(key)
-        async with own_thread(background=False) as thread:
-            with os_errors(path, passing=(FileNotFoundError,)):
-                await run(thread, _read, path, start, into.cast("B"))
+        with os_errors(path, passing=(FileNotFoundError,)):
+            await self._readers.call(_read, path, start, into.cast("B"))
+
+    def opened(self, key: str, *, shared: bool) -> LocalFile:
+        """See ``base.BlockingReads``."""
+        return LocalFile(self._path(key), shared=shared)
 
     async def list(self, folder: str) -> Sequence[Entry]:
         """See ``Store``. A link to a folder is not listed as one, and a dangling link has size 0."""
-        path = self._path(folder) if folder else self._root
-        async with own_thread(background=False) as thread:
-            with os_errors(path):
-                return await run(thread, _scan, path)
+        (listing,) = await self.list_many([folder])
+        return listing
+
+    async def list_many(self, folders: Sequence[str]) -> Sequence[Sequence[Entry]]:
+        """See ``base.ManyListings``. A few threads share the folders: a network file system answers each one late."""
+        paths = [self._path(folder) if folder else self._root for folder in folders]
+        share = -(-len(paths) // LISTERS)
+        shares = [paths[i : i + share] for i in range(0, len(paths), share)] if paths else []
+        found = await asyncio.gather(*(self._readers.call(_scan_all, part) for part in shares))
+        return [listing for part in found for listing in part]
 
     async def delete(self, keys: Sequence[str]) -> None:
         """See ``Store``. In the order given; stops at the first name that cannot be removed."""
@@ -155,13 +169,17 @@ def _finish(draft: Draft, whole: Buffer | None, exclusive: bool) -> None:
 def _read(path: str, start: int, into: memoryview) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        while len(into):
-            count = os.preadv(fd, [into], start)
-            if not count:
-                raise EOFError(f"{path} ends {len(into)} bytes too early, at byte {start}")
-            start, into = start + count, into[count:]
+        read_exactly(fd, path, start, into)
     finally:
         os.close(fd)
+
+
+def _scan_all(paths: Sequence[str]) -> list[list[Entry]]:
+    listings = []
+    for path in paths:
+        with os_errors(path):
+            listings.append(_scan(path))
+    return listings
 
 
 def _scan(path: str) -> list[Entry]:
