@@ -1,0 +1,52 @@
+"""Starts each turn in a fresh process, and turns whatever goes wrong in it into words."""
+
+import multiprocessing
+import os
+import signal
+import traceback
+import warnings
+from typing import Any
+
+from benchmarks.turn import TurnOrder, run_turn
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.checkpoint", "benchmarks.turn"])
+
+
+def launch(order: TurnOrder, limit: float) -> dict[str, Any]:
+    """The figures of one turn, or ``{"error": ...}``. A turn of more than ``limit`` seconds is ended, children too."""
+    receiving, sending = _CONTEXT.Pipe(duplex=False)
+    process = _CONTEXT.Process(target=_child, args=(order, sending))
+    process.start()
+    sending.close()
+    try:
+        return receiving.recv() if receiving.poll(limit) else {"error": f"not done after {limit:.0f} s"}
+    except EOFError:
+        process.join()
+        return {"error": f"the process ended with exit code {process.exitcode}"}
+    finally:
+        _end(process)
+
+
+def _child(order: TurnOrder, sending: Any) -> None:
+    os.setsid()  # so that a turn and its children can be ended together
+    warnings.simplefilter("ignore")
+    try:
+        result = run_turn(order)
+    except NotImplementedError as error:
+        result = {"error": f"not available: {error}"}
+    except ImportError as error:
+        result = {"error": f"not installed: {error}"}
+    except BaseException as error:  # whatever a peer throws, SystemExit too, is a result
+        traceback.print_exc()
+        result = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+    sending.send(result)
+
+
+def _end(process: Any) -> None:
+    process.join(5)
+    try:
+        os.killpg(process.pid, signal.SIGKILL)  # its own session: only what this turn started
+    except ProcessLookupError:
+        pass
+    process.join()
