@@ -7,8 +7,8 @@ One save is captured at a time; calls from several threads queue up. See ARCHITE
 
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from os import PathLike
 from time import monotonic
 from types import TracebackType
@@ -17,12 +17,13 @@ from typing import Any, Self
 import torch
 
 from asyncckpt.capture.pool import Pool
+from asyncckpt.capture.ranges import profiled
 from asyncckpt.encode.base import Codec
 from asyncckpt.encode.codec import resolve_codec
 from asyncckpt.encode.frame import known_codecs
 from asyncckpt.errors import CheckpointError, ClosedError
 from asyncckpt.events import OnEvent, Phases
-from asyncckpt.intake import Intake, Wish, plan_of
+from asyncckpt.intake import Intake, Wish
 from asyncckpt.loading import MapLocation, StepChoice
 from asyncckpt.lookup import Lookup
 from asyncckpt.options import (
@@ -39,6 +40,7 @@ from asyncckpt.options import (
     parse_bytes,
     plain_metrics,
 )
+from asyncckpt.planning import Planning
 from asyncckpt.policy.schedule import History, Moment, Schedule
 from asyncckpt.publish.keep import Keep
 from asyncckpt.restore.restored import Restored
@@ -60,8 +62,11 @@ class AsyncCheckpointer(Lookup):
         root: folder for the checkpoints (made absolute now, created at the first save), ``file://`` URL, or a Store.
         keep: which checkpoints to keep, such as ``KeepLast(3) | KeepBest("val_loss", mode="min")``; None keeps all.
         compression: ``"zstd"``, ``"none"``, ``Zstd(level)`` or a Codec of your own. Lossless in every case.
-        snapshot: ``"blocking"``: the state may be changed in any way as soon as ``save()`` returns.
-        optimizers: optimizers whose state is written by their ``step()`` only (used by ``"overlapped"``).
+        snapshot: ``"blocking"``: the state may be changed in any way as soon as ``save()`` returns. ``"overlapped"``:
+            parameters and optimizer state are copied while training goes on, until the next ``optimizer.step()``;
+            call ``fence()`` before any other write to them. See docs/overlapped.md.
+        optimizers: for ``"overlapped"``: those whose parameters and state only their ``step()`` writes; None: every
+            torch optimizer found in the state.
         max_in_flight: most snapshots in host memory at a time.
         host_memory: hard cap on snapshot memory, bytes or text such as ``"8GiB"``; None: what ``max_in_flight``
             snapshots need. A state larger than the cap is streamed through it.
@@ -73,13 +78,13 @@ class AsyncCheckpointer(Lookup):
         schedule: when ``maybe_save`` saves, such as ``EverySteps(500) | EverySeconds(900)``.
         handle_signals: signals that set ``stop_requested``; earlier handlers are called as well, and are put back
             by ``close()``.
-        process_group: for more than one process; not yet available.
+        process_group: not yet available.
         storage_options: for remote roots.
         on_event: called with every event (see asyncckpt.events) in the thread where it happens.
 
     Raises:
         ValueError, TypeError: an argument is not what it should be.
-        NotImplementedError: ``snapshot="overlapped"`` or ``process_group`` (not yet available).
+        NotImplementedError: ``process_group`` (not yet available).
     """
 
     def __init__(
@@ -106,9 +111,7 @@ class AsyncCheckpointer(Lookup):
         check_choice(when_full, WhenFull, "when_full")
         check_instance(keep, Keep, "keep", "KeepLast(3)")
         check_instance(schedule, Schedule, "schedule", "EverySteps(500)")
-        self._optimizers = check_optimizers(optimizers)
-        if snapshot == "overlapped":
-            raise NotImplementedError('snapshot="overlapped" is not available yet; use "blocking"')
+        optimizers = check_optimizers(optimizers)
         if process_group is not None:
             raise NotImplementedError("process_group= is not available yet: one process writes a root")
         codec = resolve_codec(compression)
@@ -122,8 +125,15 @@ class AsyncCheckpointer(Lookup):
         self._tally = Tally()
         self._worker = Worker(encoders=ENCODERS)
         self._publisher = Publisher(self._store, codec, keep, verify, on_event, library_versions())
-        self._failed: deque[PendingSave] = deque()
-        self._intake = Intake(self._pool, self._worker, self._publisher, self._tally, when_full, self._failed.append)
+        self._planning = Planning(
+            rng=rng,
+            allow_pickle=allow_pickle,
+            overlapped=snapshot == "overlapped",
+            optimizers=optimizers,
+            stalled=partial(self._tally.stall, "fence"),
+        )
+        self._gate = self._planning.gate
+        self._intake = Intake(self._pool, self._worker, self._publisher, self._tally, self._gate, when_full)
         self._lock = contextlib.ExitStack()
         self._locked = False
         self._calling = threading.RLock()  # one caller at a time; a signal handler may save in the middle of a call
@@ -168,7 +178,7 @@ class AsyncCheckpointer(Lookup):
         with self._calling:
             self._check_open()
             wish = Wish(check_step(step), metric_nodes(plain_metrics(metrics)), metadata_node(metadata), Phases())
-            self._raise_undelivered()
+            self._intake.raise_undelivered()
             return self._take(wish, state)
 
     def maybe_save(
@@ -194,24 +204,25 @@ class AsyncCheckpointer(Lookup):
         with self._calling:
             self._check_open()
             self._hold_root()
-            plan = plan_of(state, rng=self._rng, allow_pickle=self._allow_pickle)
+            plan = self._planning.plan(state).plan
             self._pool.prepare(plan.raw_bytes, pinned=bool(plan.devices))
 
     def fence(self) -> None:
         """Make every pending copy finish before the next write to the state.
 
-        In ``"blocking"`` mode that is so already when ``save()`` returns: host memory has been copied, and the
-        streams that were current wait on their device for the copies. Nothing is left to wait for.
+        For ``snapshot="overlapped"``, which calls it before ``optimizer.step()`` and ``load_state_dict()``: call it
+        before other writes to parameters or optimizer state. Streams wait on their devices, not the host.
         """
         self._check_open()
+        self._gate.fence()
 
     def _take(self, wish: Wish, state: Mapping[Any, Any]) -> PendingSave:
         check_state(state)
         try:
             self._hold_root()
-            with wish.phases("copy"), torch.profiler.record_function("asyncckpt.capture"):
-                plan = plan_of(state, rng=self._rng, allow_pickle=self._allow_pickle)
-            return self._intake.take(wish, plan)
+            with wish.phases("copy"), profiled("asyncckpt.plan"):
+                planned = self._planning.plan(state)
+            return self._intake.take(wish, planned)
         except CheckpointError as error:
             error.step = wish.step if error.step is None else error.step
             raise
@@ -222,7 +233,7 @@ class AsyncCheckpointer(Lookup):
     def _hold_root(self) -> None:
         if not self._locked:
             self._lock.enter_context(self._store.writer_lock())
-            self._locked = True
+        self._locked = True
 
     # ---- restoring ---------------------------------------------------------------------------------------------
 
@@ -257,6 +268,7 @@ class AsyncCheckpointer(Lookup):
         """
         with self._calling:
             self._check_open()
+            self._gate.fence()
             self._worker.drain(None)
             restoration = Restoration(
                 store=self._store,
@@ -300,7 +312,7 @@ class AsyncCheckpointer(Lookup):
         if not self._worker.drain(timeout):
             unfinished = ", ".join(map(str, self._worker.unfinished()))
             raise TimeoutError(f"not durable after {timeout:g} s: step {unfinished}")
-        self._raise_undelivered()
+        self._intake.raise_undelivered()
 
     def close(self, timeout: float | None = None) -> None:
         """Wait like ``wait()``, then give up root, memory and signals. Call it again after a timeout; else a no-op."""
@@ -308,6 +320,7 @@ class AsyncCheckpointer(Lookup):
             return
         self._closed = True
         self._signals.restore()
+        self._gate.close()
         try:
             self.wait(timeout)
         finally:
@@ -336,14 +349,3 @@ class AsyncCheckpointer(Lookup):
             raise ClosedError("this checkpointer belongs to another process; a forked child cannot use it")
         if self._closed:
             raise ClosedError("this checkpointer is closed")
-
-    def _raise_undelivered(self) -> None:
-        """Raise the oldest error that nobody has seen; others that wait become notes on it."""
-        errors = []
-        while self._failed:
-            error = self._failed.popleft().take_undelivered()
-            errors += [error] if error is not None else []
-        if errors:
-            for other in errors[1:]:
-                errors[0].add_note(f"another save failed as well: {type(other).__name__}: {other}")
-            raise errors[0]

@@ -4,33 +4,24 @@ All of this runs in the caller's thread. Guarantees: an exception, also Ctrl-C, 
 nothing on its way; a save that is turned away has a handle that says so and never looks successful.
 """
 
-from collections.abc import Callable, Mapping
+from collections import deque
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
-from asyncckpt.capture.plan import SnapshotPlan, plan_snapshot
+from asyncckpt.capture.gate import Gate
 from asyncckpt.capture.pool import Admission, Pool
+from asyncckpt.capture.ranges import profiled
 from asyncckpt.capture.snapshot import CaptureEndedError, Snapshot
-from asyncckpt.errors import BackpressureError, UnsupportedStateError
+from asyncckpt.errors import BackpressureError
 from asyncckpt.events import Outcome, Phases, SaveEvent, emit, logger
 from asyncckpt.manifest.catalog import CheckpointInfo
 from asyncckpt.options import WhenFull
+from asyncckpt.planning import Planned
 from asyncckpt.saving import Publisher, SaveRequest
 from asyncckpt.statistics import Tally
-from asyncckpt.training.stateful import payload_of
 from asyncckpt.worker import Job, PendingSave, Worker
-
-
-def plan_of(state: Mapping[Any, Any], *, rng: bool, allow_pickle: bool) -> SnapshotPlan:
-    """The plan of a state with its random states; paths in errors are those that the user knows."""
-    try:
-        return plan_snapshot(payload_of(state, rng=rng), allow_pickle=allow_pickle)
-    except UnsupportedStateError as error:
-        below = error.path.removeprefix("state").removeprefix(".")  # the payload's own key is no business of users
-        shown = error.path if error.path in str(error) else "state."  # long paths are cut short in messages
-        message = str(error).replace(shown, "" if shown == "state." else below or "the state", 1)
-        raise UnsupportedStateError(message, path=below) from error.__cause__
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +43,43 @@ class Intake:
         worker: Worker,
         publisher: Publisher,
         tally: Tally,
+        gate: Gate,
         when_full: WhenFull,
-        on_failure: Callable[[PendingSave], None],
     ) -> None:
         self._pool, self._worker, self._publisher = pool, worker, publisher
-        self._tally, self._when_full, self._on_failure = tally, when_full, on_failure
+        self._tally, self._gate, self._when_full = tally, gate, when_full
+        self._failed: deque[PendingSave] = deque()
         self._depth = 0  # calls of ``take`` in each other: a signal handler may save in the middle of a save
 
-    def take(self, wish: Wish, plan: SnapshotPlan) -> PendingSave:
+    def take(self, wish: Wish, planned: Planned) -> PendingSave:
         """Capture and queue one save, or turn it away as ``when_full`` says."""
         self._depth += 1
         try:
-            return self._take(wish, plan)
+            return self._take(wish, planned)
         finally:
             self._depth -= 1
 
-    def _take(self, wish: Wish, plan: SnapshotPlan) -> PendingSave:
-        handle = PendingSave(wish.step)
-        with wish.phases("wait"):
+    def raise_undelivered(self) -> None:
+        """Raise the oldest error of a save that nobody has seen; others that wait become notes on it."""
+        errors = []
+        while self._failed:
+            error = self._failed.popleft().take_undelivered()
+            errors += [error] if error is not None else []
+        if errors:
+            for other in errors[1:]:
+                errors[0].add_note(f"another save failed as well: {type(other).__name__}: {other}")
+            raise errors[0]
+
+    def _take(self, wish: Wish, planned: Planned) -> PendingSave:
+        handle, plan = PendingSave(wish.step), planned.plan
+        with wish.phases("wait"), profiled("asyncckpt.wait"):
             admission = self._admit(wish.step, plan.raw_bytes, bool(plan.devices))
         if admission is None:
             self._account_for(handle, wish, "", plan.raw_bytes)
             handle.drop("skipped", f"the save of step {wish.step} was skipped: {self._why_full()}")
             return handle
         try:
-            snapshot = Snapshot(plan, admission)
+            snapshot = Snapshot(plan, admission, planned.late)
             request = SaveRequest(wish.step, snapshot, wish.metrics, wish.metadata, wish.phases)
             self._account_for(handle, wish, request.save_id, plan.raw_bytes)
             handle.advance("capturing", snapshot.wait_captured)
@@ -123,8 +126,10 @@ class Intake:
 
     def _capture(self, snapshot: Snapshot, phases: Phases) -> None:
         try:
-            with phases("copy"):
+            with phases("copy"), profiled("asyncckpt.capture"):
                 snapshot.capture()
+            if not snapshot.settled():
+                self._gate.add(snapshot, partial(phases.add, "fence"))
         except BaseException as error:
             snapshot.abort(error)
             snapshot.release_all()
@@ -135,7 +140,7 @@ class Intake:
         logger.info("the state is larger than host_memory; step %d is streamed through it", job.handle.step)
         self._worker.submit(job)
         try:
-            with phases("copy"):
+            with phases("copy"), profiled("asyncckpt.capture"):
                 snapshot.capture()
         except CaptureEndedError:
             return  # the save failed while its state was still being copied; the handle has the error
@@ -166,7 +171,7 @@ class Intake:
             )
             self._tally.count(event)
             if event.outcome == "failed":
-                self._on_failure(done)
+                self._failed.append(done)
             emit(self._publisher.on_event, event)
 
         handle.add_done_callback(account)

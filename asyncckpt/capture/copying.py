@@ -1,114 +1,106 @@
 """The copies themselves: from live memory into the buffers of one snapshot, with as little Python as can be.
 
-Small host tensors of one dtype lie back to back in the logical byte string, so a run of them is one ``torch.cat`` into
-its place. Everything else is one copy per tensor and buffer.
+Host memory is copied by address: one C call for each stretch, no view of any tensor. Small stretches are copied
+without giving up the interpreter lock, since taking it again may cost more than the copy; between runs of them other
+threads get their turn.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import ctypes
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from asyncckpt.capture.memory import Buffer
 from asyncckpt.capture.plan import SnapshotPlan
-from asyncckpt.capture.sources import HOST, Source
+from asyncckpt.capture.program import Pieces
+from asyncckpt.capture.sources import bytes_of, memory_of
 from asyncckpt.capture.streams import CopyStreams
 
-SMALL = 1 << 20
-_JOINABLE = frozenset(
-    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8}
-    | {torch.uint8, torch.bool, torch.complex64, torch.complex128}
-)
+SMALL: Final = 64 << 10  # bytes; shorter stretches are not worth letting other threads run meanwhile
+RUN: Final = 1000  # small stretches that are copied before other threads get their turn
+_copy_large = ctypes.memmove
+_copy_small = ctypes.PyDLL(None).memmove
+_copy_small.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_copy_small.restype = None
 
 
-class Copy(NamedTuple):
-    """Bytes ``[skip, skip + nbytes)`` of a source go to ``start`` of the buffer. Without a source: zeros."""
+class Copier:
+    """The copies of one plan. ``host`` may be called from several threads at once, the others by the capturing one.
 
-    start: int
-    nbytes: int
-    source: Source | None
-    skip: int
-
-
-def copies_by_buffer(plan: SnapshotPlan, size: int) -> Iterator[tuple[int, list[Copy]]]:
-    """For each buffer of ``size`` bytes, in order, what goes there, in order."""
-    placed = zip(plan.layout.offsets, plan.sources, strict=True)
-    pieces: list[tuple[int, int, Source | None]] = [(start, stop - start, None) for start, stop in plan.layout.gaps]
-    pieces += [(offset, source.nbytes, source) for offset, source in placed if source.nbytes]
-    pieces.sort(key=lambda piece: piece[0])
-    number, copies = 0, list[Copy]()
-    for offset, nbytes, source in pieces:
-        skip = 0
-        while skip < nbytes:
-            at = offset + skip
-            if at // size != number:
-                yield number, copies
-                number, copies = at // size, []
-            take = min(nbytes - skip, (number + 1) * size - at)
-            copies.append(Copy(at % size, take, source, skip))
-            skip += take
-    if copies:
-        yield number, copies
-
-
-def copy_all(copies: list[Copy], buffer: Buffer, streams: CopyStreams, held: list[Any]) -> list[torch.device]:
-    """Do the copies into one buffer; give the devices whose copies are only enqueued.
-
-    ``held`` gets everything that an enqueued copy reads; it must live until that copy is complete.
+    Holds the live data until ``forget``.
     """
-    devices: dict[torch.device, None] = {}
-    run: list[torch.Tensor] = []
-    run_start = 0
-    for copy in copies:
-        joinable = _joinable(copy)
-        if run and (joinable is None or joinable.dtype is not run[0].dtype):
-            _join(run, run_start, buffer)
-            run = []
-        if joinable is not None:
-            run_start = copy.start if not run else run_start
-            run.append(joinable)
-        elif copy.source is not None and copy.source.device.type != HOST.type:
-            devices[copy.source.device] = None
-            _enqueue(copy, copy.source, buffer, streams, held)
-        else:
-            _copy_host(copy, buffer)
-    if run:
-        _join(run, run_start, buffer)
-    return list(devices)
+
+    def __init__(self, plan: SnapshotPlan) -> None:
+        outline = plan.outline
+        self._outline = outline
+        self._leaves = plan.leaves
+        self._arrays = len(plan.leaves.arrays)
+        self._sources = plan.addresses[outline.region_leaves] + outline.region_starts
+        self._gathered: dict[int, torch.Tensor] = {}
+
+    def host(self, pieces: Pieces, buffer: Buffer) -> None:
+        """Copy stretches of host memory. The caller keeps the copier, and so the memory, alive."""
+        move(buffer.address + pieces.starts, self._sources[pieces.regions] + pieces.skips, pieces.nbytes)
+
+    def others(self, pieces: Pieces, buffer: Buffer, streams: CopyStreams, held: list[Any]) -> set[torch.device]:
+        """Copy host tensors with holes, enqueue copies from devices; give the devices of those.
+
+        ``held`` gets everything that an enqueued copy reads; it must live until that copy is complete.
+        """
+        devices = set[torch.device]()
+        for region, skip, start, nbytes in zip(*(column.tolist() for column in pieces), strict=True):
+            device = self._outline.region_devices[region]
+            target = buffer.tensor[start : start + nbytes]
+            if device.type == "cpu":
+                target.copy_(self._piece(region, skip, nbytes))
+            else:
+                devices.add(device)
+                self._enqueue(region, skip, target, streams, held)
+        return devices
+
+    def tensor(self, region: int) -> torch.Tensor | None:
+        """The live tensor of a region; None if it is an array."""
+        leaf = self._outline.regions[region].leaf - self._arrays
+        return self._leaves.tensors[leaf] if leaf >= 0 else None
+
+    def _enqueue(self, region: int, skip: int, target: torch.Tensor, streams: CopyStreams, held: list[Any]) -> None:
+        """Enqueue one copy on the device's copy stream; a tensor with holes is made contiguous there first."""
+        with streams.of(self._outline.region_devices[region]):
+            part = self._piece(region, skip, target.numel())
+            target.copy_(part, non_blocking=True)
+        held += [self.tensor(region), part]
+
+    def _piece(self, region: int, skip: int, nbytes: int) -> torch.Tensor:
+        """Bytes of a tensor as flat uint8: the live memory itself, or a copy if that has holes.
+
+        Pieces are asked for in order. The copy is made once, for the first, and let go with the last; on a device it
+        is enqueued on the current stream, which must be the same for all.
+        """
+        what, tensor = self._outline.regions[region], self.tensor(region)
+        assert tensor is not None  # noqa: S101 - arrays are copied by address
+        if not what.holes:
+            return memory_of(tensor, what.start + skip, nbytes)
+        flat = self._gathered.pop(region, None)
+        flat = bytes_of(tensor) if flat is None else flat
+        if skip + nbytes < what.nbytes:
+            self._gathered[region] = flat
+        return flat[skip : skip + nbytes]
 
 
-def _joinable(copy: Copy) -> torch.Tensor | None:
-    """The flat tensor of a small whole host source that ``torch.cat`` can take; else None."""
-    source = copy.source
-    if source is None or source.nbytes > SMALL or copy.nbytes != source.nbytes:
-        return None
-    tensor = source.tensor
-    if tensor is None or tensor.device.type != HOST.type or tensor.dtype not in _JOINABLE:
-        return None
-    return tensor.reshape(-1)
+def move(targets: Any, sources: Any, nbytes: Any) -> None:
+    """Copy stretches of memory, given by arrays of addresses and lengths."""
+    large = nbytes >= SMALL
+    if large.any():
+        _each(_copy_large, targets[large], sources[large], nbytes[large])
+    if not large.all():
+        targets, sources, nbytes = targets[~large], sources[~large], nbytes[~large]
+        for i in range(0, len(nbytes), RUN):
+            run = slice(i, i + RUN)
+            _each(_copy_small, targets[run], sources[run], nbytes[run])
 
 
-def _join(run: list[torch.Tensor], start: int, buffer: Buffer) -> None:
-    """Copy a run of flat tensors of one dtype to ``start``; they lie back to back there."""
-    nbytes = sum(tensor.numel() for tensor in run) * run[0].element_size()
-    target = buffer.tensor[start : start + nbytes].view(run[0].dtype)
-    torch.cat(run, out=target)
-
-
-def _copy_host(copy: Copy, buffer: Buffer) -> None:
-    stop = copy.start + copy.nbytes
-    if copy.source is None:
-        buffer.array[copy.start : stop] = 0
-    elif copy.source.array is not None:
-        np.copyto(buffer.array[copy.start : stop], copy.source.array[copy.skip : copy.skip + copy.nbytes])
-    else:
-        buffer.tensor[copy.start : stop].copy_(copy.source.piece(copy.skip, copy.nbytes))
-
-
-def _enqueue(copy: Copy, source: Source, buffer: Buffer, streams: CopyStreams, held: list[Any]) -> None:
-    """Enqueue one copy on the device's copy stream; a tensor with holes is made contiguous there first."""
-    with streams.of(source.device):
-        part = source.piece(copy.skip, copy.nbytes)
-        buffer.tensor[copy.start : copy.start + copy.nbytes].copy_(part, non_blocking=True)
-    held += [source.tensor, part]
+def _each(copy: Any, *columns: Iterable[np.int64]) -> None:
+    deque(map(copy, *(column.tolist() for column in columns)), maxlen=0)  # type: ignore[attr-defined]

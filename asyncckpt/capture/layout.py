@@ -8,6 +8,8 @@ aligned memory. Frames are cut at multiples of the frame size and wherever the k
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from asyncckpt.encode.base import KINDS, FrameSpec, Kind
 
 PAGE = 4096
@@ -34,20 +36,23 @@ class Layout(NamedTuple):
 
 def lay_out(regions: Sequence[tuple[Group, int]]) -> Layout:
     """Give each region of ``(group, bytes)`` its place."""
-    step = PAGE if sum(nbytes for _, nbytes in regions) >= LARGE else LINE
-    order = sorted(range(len(regions)), key=lambda i: (KINDS.index(regions[i][0].kind), regions[i][0].dtype))
-    offsets, borders, gaps = [0] * len(regions), list[tuple[int, Kind]](), list[tuple[int, int]]()
-    at, group = 0, None
-    for i in order:
-        if regions[i][0] != group:
-            start = -(-at // step) * step
-            gaps += [(at, start)] if start > at else []
-            if group is None or regions[i][0].kind != group.kind:
-                borders.append((start, regions[i][0].kind))
-            at, group = start, regions[i][0]
-        offsets[i] = at
-        at += regions[i][1]
-    return Layout(offsets, borders, gaps, at)
+    sizes = np.fromiter((nbytes for _, nbytes in regions), np.int64, len(regions))
+    step = PAGE if sizes.sum() >= LARGE else LINE
+    groups = sorted({group for group, _ in regions}, key=lambda group: (KINDS.index(group.kind), group.dtype))
+    number = {group: i for i, group in enumerate(groups)}
+    numbers = np.fromiter((number[group] for group, _ in regions), np.int64, len(regions))
+    offsets, borders, gaps = np.zeros(len(regions), np.int64), list[tuple[int, Kind]](), list[tuple[int, int]]()
+    at = 0
+    for i, group in enumerate(groups):
+        start = -(-at // step) * step
+        gaps += [(at, start)] if start > at else []
+        if not borders or borders[-1][1] != group.kind:
+            borders.append((start, group.kind))
+        members = np.flatnonzero(numbers == i)
+        ends = start + np.cumsum(sizes[members])
+        offsets[members] = ends - sizes[members]
+        at = int(ends[-1])
+    return Layout(offsets.tolist(), borders, gaps, at)
 
 
 def cut(layout: Layout, frame_size: int) -> list[FrameSpec]:

@@ -16,11 +16,12 @@ CACHING = {"cuda", "xpu"}  # torch crashes if asked to empty the cache of an acc
 class Buffer:
     """``nbytes`` bytes of host memory, seen as a torch tensor and as a numpy array (both uint8, one dimension)."""
 
-    __slots__ = ("array", "owner", "pinned", "tensor")
+    __slots__ = ("address", "array", "owner", "pinned", "tensor")
 
     def __init__(self, tensor: torch.Tensor, owner: Any, *, pinned: bool) -> None:
         self.tensor = tensor
         self.array: npt.NDArray[np.uint8] = tensor.numpy()
+        self.address = tensor.data_ptr()
         self.owner, self.pinned = owner, pinned
 
     def free(self) -> None:

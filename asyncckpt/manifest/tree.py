@@ -13,9 +13,9 @@ are no business of this room (tensors, arrays, long bytes) go through the caller
 
 import pickle
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, NoReturn, TypeVar
 
 from asyncckpt.errors import UnsupportedStateError
 from asyncckpt.manifest import registry
@@ -51,7 +51,9 @@ class Pickled(bytes):
     __slots__ = ()
 
 
-def flatten(value: object, leaf: Leaf, *, allow_pickle: bool = False, path: Path = ()) -> Node:
+def flatten(
+    value: object, leaf: Leaf, *, allow_pickle: bool = False, path: Path = (), leaf_types: Collection[type] = ()
+) -> Node:
     """The tree of a state, copied.
 
     Args:
@@ -61,13 +63,14 @@ def flatten(value: object, leaf: Leaf, *, allow_pickle: bool = False, path: Path
             is, or ``NOT_LEAF``.
         allow_pickle: pickle what is unsupported and offer that to ``leaf`` as ``Pickled``.
         path: where ``value`` is, for the paths given to ``leaf`` and in errors.
+        leaf_types: exact types that ``leaf`` gives a node for, always: a shorter way for what is met most.
 
     Raises:
         UnsupportedStateError: a value that cannot be saved, a cycle, or more than ``MAX_DEPTH`` containers in each
             other; ``.path`` says where.
     """
     try:
-        return _Flattener(leaf, allow_pickle, set()).node(value, path)
+        return _Flattener(leaf, allow_pickle, set(), leaf_types).node(value, path)
     except RecursionError as error:
         raise UnsupportedStateError("the state is nested too deep to be saved from here", path=render(path)) from error
 
@@ -92,10 +95,13 @@ def register_type(cls: type[T], *, name: str, encode: Callable[[T], object], dec
 class _Flattener:
     """One call of ``flatten``. ``active``: ids of the containers that the walk is inside of."""
 
-    __slots__ = ("_active", "_keys", "_leaf", "_pickle")
+    __slots__ = ("_active", "_direct", "_keys", "_leaf", "_pickle")
 
-    def __init__(self, leaf: Leaf, allow_pickle: bool, active: set[int], *, in_key: bool = False) -> None:
+    def __init__(
+        self, leaf: Leaf, allow_pickle: bool, active: set[int], direct: Collection[type] = (), *, in_key: bool = False
+    ) -> None:
         self._leaf = leaf
+        self._direct = direct
         self._pickle = allow_pickle
         self._active = active
         self._keys = self if in_key else _Flattener(self._key_leaf, False, active, in_key=True)
@@ -109,19 +115,26 @@ class _Flattener:
         tag_and_walk = _CONTAINERS.get(kind)
         if tag_and_walk is None:
             return self._other(value, path)
-        self._enter(value, path)
+        active, key = self._active, id(value)
+        if key in active or len(active) >= MAX_DEPTH:
+            self._refuse_depth(value, path)
+        active.add(key)
         tag, walk = tag_and_walk  # two frames of Python's stack for a level of the usual containers, see MAX_DEPTH
         out = walk(self, [tag], value, path)
-        self._active.discard(id(value))
+        active.discard(key)
         return out
 
     def items(self, out: list[Node], values: Iterable[Any], path: Path) -> Node:
         """Append the nodes of a sequence."""
-        plain = _PLAIN
+        plain, direct = _PLAIN, self._direct
         append = out.append
         for i, value in enumerate(values):
-            encode = plain.get(type(value))
-            append(encode(value) if encode is not None else self.node(value, (*path, i)))
+            kind = type(value)
+            encode = plain.get(kind)
+            if encode is not None:
+                append(encode(value))
+            else:
+                append((self._leaf if kind in direct else self.node)(value, (*path, i)))
         return out
 
     def members(self, out: list[Node], values: Iterable[Any], path: Path) -> Node:
@@ -130,13 +143,17 @@ class _Flattener:
 
     def pairs(self, out: list[Node], values: Mapping[Any, Any], path: Path) -> Node:
         """Append key, value, key, value, ... in order."""
-        plain = _PLAIN
+        plain, direct = _PLAIN, self._direct
         append = out.append
         for key, value in values.items():
             encode = plain.get(type(key))
             append(encode(key) if encode is not None else self._keys.node(key, (*path, key)))
-            encode = plain.get(type(value))
-            append(encode(value) if encode is not None else self.node(value, (*path, key)))
+            kind = type(value)
+            encode = plain.get(kind)
+            if encode is not None:
+                append(encode(value))
+            else:
+                append((self._leaf if kind in direct else self.node)(value, (*path, key)))
         return out
 
     def ordered(self, out: list[Node], value: OrderedDict[Any, Any], path: Path) -> Node:
@@ -167,13 +184,16 @@ class _Flattener:
         return self.items(out, (value.start, value.stop, value.step), path)
 
     def _enter(self, value: object, path: Path) -> None:
+        if id(value) in self._active or len(self._active) >= MAX_DEPTH:
+            self._refuse_depth(value, path)
+        self._active.add(id(value))
+
+    def _refuse_depth(self, value: object, path: Path) -> NoReturn:
         if id(value) in self._active:
             raise UnsupportedStateError(f"{_where(path)} contains itself; a cycle cannot be saved", path=render(path))
-        if len(self._active) >= MAX_DEPTH:
-            raise UnsupportedStateError(
-                f"more than {MAX_DEPTH} containers in each other, at {_where(path):.200}", path=render(path)
-            )
-        self._active.add(id(value))
+        raise UnsupportedStateError(
+            f"more than {MAX_DEPTH} containers in each other, at {_where(path):.200}", path=render(path)
+        )
 
     def _other(self, value: Any, path: Path) -> Node:
         """A value of a type that needs more than a table look-up; the order of the questions is documented."""

@@ -9,7 +9,7 @@ parameters to bf16. They are put back, unless the parameter's own dtype has chan
 (its kernels need the parameter's dtype). See docs/restore.md.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from asyncckpt.errors import FormatError
 from asyncckpt.manifest.tree import Path, render
-from asyncckpt.training.wrappers import clean_name
+from asyncckpt.training.wrappers import clean_name, has_wrappers
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,9 +47,19 @@ def parameter_names(found: Iterable[tuple[Path, Any]]) -> dict[int, str]:
     names: dict[int, str] = {}
     for path, module in found:
         if isinstance(module, nn.Module):
-            for name, parameter in module.named_parameters():
-                names.setdefault(id(parameter), render((*path, clean_name(module, name))))
+            wrapped, prefix = has_wrappers(module), render((*path, ""))
+            for name, parameter in _parameters(module):
+                clean = clean_name(module, name) if wrapped else name
+                names.setdefault(id(parameter), prefix + clean)
     return names
+
+
+def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """As ``named_parameters(remove_duplicate=False)``, in a fraction of its time."""
+    for prefix, part in module.named_modules():
+        for name, parameter in part._parameters.items():  # noqa: SLF001 - the attribute is documented by its users
+            if parameter is not None:
+                yield f"{prefix}.{name}" if prefix else name, parameter
 
 
 def records(found: Sequence[tuple[Path, Any]]) -> dict[str, list[dict[str, Any]]]:

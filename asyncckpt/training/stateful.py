@@ -26,15 +26,22 @@ _GENERATORS: Final = (torch.Generator, np.random.Generator, np.random.RandomStat
 Visit = Callable[[Any, Path], object]
 
 
-def payload_of(state: object, *, rng: bool) -> dict[str, Any]:
-    """What a checkpoint's tree holds: the collected state, random states (or None), and whose parameters the
-    optimizers' states belong to.
-    """  # noqa: D205 - one sentence
-    return {
-        "state": collect(state),
-        "rng": capture_rng() if rng else None,
-        "optimizers": records(objects(state)),
-    }
+Found = list[tuple[Path, Any]]
+
+
+def payload_of(state: object, *, rng: bool) -> tuple[dict[str, Any], Found]:
+    """What a checkpoint's tree holds, and the objects found in the state.
+
+    The tree has the collected state, random states (or None), and whose parameters the optimizers' states belong to.
+    """
+    found: Found = []
+
+    def visit(value: Any, path: Path) -> object:
+        found.append((path, value))
+        return state_of(value, path)
+
+    collected = transform(state, visit)
+    return {"state": collected, "rng": capture_rng() if rng else None, "optimizers": records(found)}, found
 
 
 def collect(state: object) -> object:
@@ -46,9 +53,9 @@ def collect(state: object) -> object:
     return transform(state, state_of)
 
 
-def objects(state: object) -> list[tuple[Path, Any]]:
+def objects(state: object) -> Found:
     """Path and object of all that ``collect`` would replace, in the state's order."""
-    found: list[tuple[Path, Any]] = []
+    found: Found = []
     transform(state, lambda value, path: found.append((path, value)))
     return found
 

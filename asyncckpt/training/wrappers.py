@@ -8,6 +8,7 @@ modules; a user's own submodule called ``module`` keeps its name.
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final
 
 from torch import nn
@@ -17,10 +18,16 @@ _PARALLEL: Final = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 def wrapped_child(module: nn.Module) -> str | None:
     """The name under which a wrapper holds the module it wraps; None if this is no wrapper."""
-    if isinstance(module, _PARALLEL):
+    kind: Any = type(module)
+    return _held_as(kind)
+
+
+@cache
+def _held_as(kind: Any) -> str | None:
+    if issubclass(kind, _PARALLEL):
         return "module"
     dynamo = sys.modules.get("torch._dynamo.eval_frame")  # torch.compile imports it; nobody else should pay for it
-    return "_orig_mod" if dynamo is not None and isinstance(module, dynamo.OptimizedModule) else None
+    return "_orig_mod" if dynamo is not None and issubclass(kind, dynamo.OptimizedModule) else None
 
 
 def clean_name(module: nn.Module, name: str) -> str:

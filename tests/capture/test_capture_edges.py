@@ -44,12 +44,12 @@ def test_an_interrupted_buffer_is_kept_while_the_device_writes(fake, monkeypatch
     pool, snapshot = make(state)
     torch.accelerator.synchronize()
     fake.set_copy_time(20_000.0)
-    target, name = (copying, "_enqueue") if where == "between two copies" else (CopyStreams, "mark")
+    target, name = (copying.Copier, "_enqueue") if where == "between two copies" else (CopyStreams, "mark")
     real, calls = getattr(target, name), []
 
     def interrupted(*args):
         calls.append(args)
-        if len(calls) == (2 if target is copying else 1):
+        if len(calls) == (2 if target is copying.Copier else 1):
             raise KeyboardInterrupt
         return real(*args)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from asyncckpt import AsyncCheckpointer
-from asyncckpt.capture import snapshot
+from asyncckpt.capture.copying import Copier
 from asyncckpt.capture.plan import plan_snapshot
 from asyncckpt.capture.pool import Pool
 from asyncckpt.capture.snapshot import CaptureEndedError, Snapshot
@@ -112,7 +112,7 @@ def test_an_aborted_capture_ends_its_readers(start):
 def test_a_copy_that_fails_while_the_snapshot_is_released(start, monkeypatch):
     """Both sides fail at once: the buffer that was being filled comes back all the same."""
     taken = start(12)
-    copy_all = snapshot.copy_all
+    copy = Copier.host
     done = []
 
     def failing(*args):
@@ -120,9 +120,9 @@ def test_a_copy_that_fails_while_the_snapshot_is_released(start, monkeypatch):
         if len(done) == 2:
             taken.release_all()
             raise KeyboardInterrupt
-        return copy_all(*args)
+        return copy(*args)
 
-    monkeypatch.setattr(snapshot, "copy_all", failing)
+    monkeypatch.setattr(Copier, "host", failing)
     with pytest.raises(KeyboardInterrupt):
         taken.capture()
 

@@ -10,7 +10,7 @@ import torch
 
 import asyncckpt
 from asyncckpt import AsyncCheckpointer, BackpressureError, SaveSkippedError
-from asyncckpt.capture import snapshot
+from asyncckpt.capture.copying import Copier
 
 MB = 1 << 20
 
@@ -181,8 +181,8 @@ def test_a_save_in_the_middle_of_a_save_never_waits_for_itself(tmp_path, monkeyp
                 ck.save(99, filled(9))
         return real(*args)
 
-    real = snapshot.copy_all
-    monkeypatch.setattr(snapshot, "copy_all", interrupted)
+    real = Copier.host
+    monkeypatch.setattr(Copier, "host", interrupted)
     with AsyncCheckpointer(tmp_path, max_in_flight=1) as ck:
         ck.save(1, filled(1)).result(30)
         assert ck.steps() == [1]

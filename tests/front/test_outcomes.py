@@ -55,7 +55,7 @@ def test_wait_and_close_deliver_too(faulty, call):
     faulty.failing = True
     for step in (2, 3):
         ck.save(step, state(step))
-        while not ck._failed or ck._failed[-1].step != step:
+        while not ck._intake._failed or ck._intake._failed[-1].step != step:
             if step == 3:
                 break
         if step == 2:
@@ -148,7 +148,6 @@ def test_events_and_statistics_tell_the_story(tmp_path, caplog):
     ("keywords", "error", "word"),
     [
         ({"snapshot": "none"}, ValueError, "snapshot"),
-        ({"snapshot": "overlapped"}, NotImplementedError, "overlapped"),
         ({"process_group": object()}, NotImplementedError, "process_group"),
         ({"when_full": "explode"}, ValueError, "when_full"),
         ({"max_in_flight": 0}, ValueError, "max_in_flight"),

@@ -8,7 +8,7 @@ from asyncckpt.training.stateful import payload_of
 
 
 def saved(state, *, rng=False, **keywords):
-    return Hand(**keywords).write(payload=payload_of(state, rng=rng))
+    return Hand(**keywords).write(payload=payload_of(state, rng=rng)[0])
 
 
 def restored(hand, state, **keywords):

@@ -108,7 +108,7 @@ def test_names_of_parameters_are_noted():
     model = torch.nn.DataParallel(torch.nn.Linear(2, 3))
     extra = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [extra]}], lr=1)
-    payload = payload_of({"nets": [model], "opt": {"main": optimizer}}, rng=False)
+    payload, _ = payload_of({"nets": [model], "opt": {"main": optimizer}}, rng=False)
     assert payload["rng"] is None
     assert payload["optimizers"] == {
         "opt.main": [
