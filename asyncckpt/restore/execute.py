@@ -1,12 +1,13 @@
-"""Carries out a plan: a few reads at a time, each frame verified, decoded and placed by decoder threads.
+"""Carries out a plan: threads that each take a read, verify, decode and place its frames, and take the next.
 
-Look-ahead is bounded by ``READERS`` buffers. Every frame's checksum is compared before it is decoded; of frames that go
-straight into their target, after they have arrived there. On return no thread touches the targets any more.
+A frame is settled by the thread that has read it, while it is in that processor's cache. Every frame's checksum is
+compared before it is decoded; of frames that go straight into their target, after they have arrived there. On return no
+thread touches the targets any more.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,12 +16,15 @@ from asyncckpt.encode.frame import decode_frame, digest_of
 from asyncckpt.errors import FormatError, IntegrityError
 from asyncckpt.manifest.format import FrameTable
 from asyncckpt.restore.memory import Target
+from asyncckpt.restore.pages import Room
 from asyncckpt.restore.plan import FrameRead, Read
-from asyncckpt.store.base import Store
+from asyncckpt.restore.source import source_of
+from asyncckpt.store.base import PAGE, OpenFile, Store
+from asyncckpt.store.calls import finished
 from asyncckpt.threads import PlainExecutor
 
-READERS: Final = 4  # reads under way at a time, with a buffer of at most plan.READ_BYTES each
-DECODERS: Final = 2
+FEWEST: Final = 4  # threads: a disk wants several reads at a time, on however few processors
+MOST: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class Pack:
     Attributes:
         key: of the file in its store.
         name_of: key path of the value at a byte of a target, for errors.
+        shared: other processes read it at the same time.
     """
 
     store: Store
@@ -37,6 +42,7 @@ class Pack:
     frames: FrameTable
     codecs: Mapping[str, Codec]
     name_of: Callable[[int, int], str]
+    shared: bool = False
 
 
 async def carry_out(pack: Pack, reads: Sequence[Read], targets: Sequence[Target]) -> None:
@@ -50,21 +56,13 @@ async def carry_out(pack: Pack, reads: Sequence[Read], targets: Sequence[Target]
     _check_encodings(pack, reads)
     if not reads:
         return
-    decoders = PlainExecutor(min(DECODERS, len(reads)), "asyncckpt-decode", background=False)
-    try:
-        await _all(_Runner(pack, targets, decoders, iter(reads)), min(READERS, len(reads)))
-    finally:
-        decoders.shutdown()
+    await _Crew(pack, targets, reads).run(min(workers(), len(reads)))
 
 
-async def _all(runner: "_Runner", readers: int) -> None:
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(readers):
-                group.create_task(runner.run())
-    except BaseExceptionGroup as errors:
-        first = errors.exceptions[0]
-        raise first from first.__cause__
+def workers() -> int:
+    """Threads that read, verify and decode; each has a buffer for its read and one for a raw frame."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(FEWEST, min(cpus, MOST))
 
 
 def _check_encodings(pack: Pack, reads: Sequence[Read]) -> None:
@@ -77,41 +75,60 @@ def _check_encodings(pack: Pack, reads: Sequence[Read]) -> None:
         )
 
 
-class _Runner:
-    """What the reader tasks share: each takes the next read until none is left."""
+class _Crew:
+    """What the worker threads share: each takes the next read until none is left."""
 
-    def __init__(self, pack: Pack, targets: Sequence[Target], decoders: Executor, reads: Iterator[Read]) -> None:
-        self._pack, self._targets, self._decoders, self._reads = pack, targets, decoders, reads
+    def __init__(self, pack: Pack, targets: Sequence[Target], reads: Sequence[Read]) -> None:
+        self._pack, self._targets, self._reads = pack, targets, iter(reads)
+        self._stopped = False
+        self._source = source_of(pack.store, pack.key, shared=pack.shared)
 
-    async def run(self) -> None:
-        """One reader, with buffers of its own."""
-        buffer, scratch = _Buffer(), _Buffer()
-        loop = asyncio.get_running_loop()
-        for read in self._reads:
-            stored = self._memory(read, buffer)
-            await self._fetch(read, stored)
-            await loop.run_in_executor(self._decoders, self._settle, read, stored, scratch)
+    async def run(self, workers: int) -> None:
+        """Return when all reads are done; raise the first error. No thread is left."""
+        threads = PlainExecutor(workers, "asyncckpt-restore", background=False)
+        jobs = [threads.submit(self._work) for _ in range(workers)]
+        try:
+            await asyncio.gather(*map(asyncio.wrap_future, jobs))
+        finally:
+            self._stopped = True
+            self._source.stop()
+            for job in jobs:
+                await finished(job)
+            threads.shutdown()
 
-    def _memory(self, read: Read, buffer: "_Buffer") -> memoryview:
+    def _work(self) -> None:
+        """What each thread does, with buffers of its own."""
+        room, scratch = Room(), Room()
+        try:
+            with self._source.opened() as file:
+                while not self._stopped and (read := next(self._reads, None)) is not None:
+                    wanted = self._wanted(read)
+                    stored = self._fetch(file, read, wanted, room)
+                    self._settle(read, stored, None if stored is wanted else scratch)
+        finally:
+            self._stopped = True  # all reads are taken, or one of them has failed
+
+    def _wanted(self, read: Read) -> memoryview | None:
+        """Where the stored bytes go just as they are."""
         if read.direct is None:
-            return buffer.take(read.nbytes)
+            return None
         number, at = read.direct
         view = self._targets[number].view
         if view is None:
             raise RuntimeError("a direct read needs host memory")
         return view[at : at + read.nbytes]
 
-    async def _fetch(self, read: Read, into: memoryview) -> None:
+    def _fetch(self, file: OpenFile, read: Read, wanted: memoryview | None, room: Room) -> memoryview:
         try:
-            await self._pack.store.read(self._pack.key, read.start, into)
+            return file.fetch(read.start, read.nbytes, wanted, room.take(read.nbytes + 2 * PAGE))
         except (EOFError, FileNotFoundError) as error:
             where = self._name(read.frames[0])
             raise IntegrityError(
                 f"{self._pack.key} is missing or too short for {where}", file=self._pack.key, key=where
             ) from error
 
-    def _settle(self, read: Read, stored: memoryview, scratch: "_Buffer") -> None:
-        """Verify, decode and place the frames of one read. In a decoder thread."""
+    def _settle(self, read: Read, stored: memoryview, scratch: Room | None) -> None:
+        """Verify, decode and place the frames of one read; without ``scratch`` they are in place already."""
         frames = self._pack.frames
         for frame in read.frames:
             part = stored[frame.begin : frame.begin + frames.stored[frame.number]]
@@ -122,10 +139,10 @@ class _Runner:
                     file=self._pack.key,
                     key=where,
                 )
-            if read.direct is None:
+            if scratch is not None:
                 self._place(frame, part, scratch)
 
-    def _place(self, frame: FrameRead, stored: memoryview, scratch: "_Buffer") -> None:
+    def _place(self, frame: FrameRead, stored: memoryview, scratch: Room) -> None:
         encoding = self._pack.frames.encodings[frame.number]
         if encoding == RAW:
             raw = stored
@@ -157,16 +174,3 @@ class _Runner:
 
     def _name(self, frame: FrameRead) -> str:
         return self._pack.name_of(frame.parts[0].target, frame.parts[0].at)
-
-
-class _Buffer:
-    """Memory that is used again and again and grows as needed."""
-
-    def __init__(self) -> None:
-        self._memory = bytearray()
-
-    def take(self, nbytes: int) -> memoryview:
-        """The first ``nbytes`` of it. What was taken before must no longer be used."""
-        if len(self._memory) < nbytes:
-            self._memory = bytearray(nbytes)
-        return memoryview(self._memory)[:nbytes]

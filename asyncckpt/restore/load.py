@@ -17,9 +17,9 @@ from asyncckpt.restore.build import Fill
 from asyncckpt.restore.execute import Pack, carry_out
 from asyncckpt.restore.locations import Locate, MapLocation, locator
 from asyncckpt.restore.nodes import entries, tag_of
-from asyncckpt.restore.plan import plan_reads
+from asyncckpt.restore.plan import LOCAL_READ, READ_BYTES, plan_reads
 from asyncckpt.restore.select import Selection, prune, selected
-from asyncckpt.store.base import Store, read_all
+from asyncckpt.store.base import BlockingReads, Store, read_all
 
 STATE, RNG, OPTIMIZERS = "state", "rng", "optimizers"  # the payload: what a tree's root holds
 
@@ -85,8 +85,10 @@ class Reader:
         """
         index, shard = self._indexes[0], self._manifest.shards[0]
         direct = {i for i, target in enumerate(fill.targets) if target.view is not None}
-        reads = plan_reads(index.frames, fill.wants, direct)
-        pack = Pack(self._store, f"{self._folder}/{shard.pack}", index.frames, self._codecs, fill.name_of)
+        limit = LOCAL_READ if isinstance(self._store, BlockingReads) else READ_BYTES
+        reads = plan_reads(index.frames, fill.wants, direct, limit=limit)
+        key = f"{self._folder}/{shard.pack}"
+        pack = Pack(self._store, key, index.frames, self._codecs, fill.name_of, shared=_has_peers())
         await carry_out(pack, reads, fill.targets)
 
     async def read(
@@ -101,6 +103,12 @@ class Reader:
         fill = self.prepare(tree, destinations=destinations or {}, locate=locator(map_location))
         await self.fill(fill)
         return fill.value()
+
+
+def _has_peers() -> bool:
+    """Whether other processes of this run are likely to restore the same checkpoint now."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 async def load_tree(

@@ -3,15 +3,18 @@
 import os
 from typing import Final, Protocol
 
+import numpy as np
 import torch
 
 from asyncckpt.errors import FormatError
 from asyncckpt.manifest.tree import Path
 from asyncckpt.restore import arenas
 from asyncckpt.restore.arenas import Arena
+from asyncckpt.restore.pages import in_large_pages
 from asyncckpt.restore.plan import Want
 
 _CPU: Final = torch.device("cpu")
+_MANY: Final = 64 << 10  # bytes
 _META: Final = torch.device("meta")
 
 
@@ -38,7 +41,10 @@ class HostTarget:
 
     def write(self, at: int, data: memoryview) -> None:
         """See ``Target``."""
-        self.view[at : at + len(data)] = data
+        if len(data) < _MANY:
+            self.view[at : at + len(data)] = data
+        else:  # numpy lets other threads run meanwhile, a memoryview does not
+            np.copyto(np.frombuffer(self.view[at : at + len(data)], np.uint8), np.frombuffer(data, np.uint8))
 
 
 class DeviceTarget:
@@ -156,7 +162,7 @@ class Layout:
     def allocate(self) -> None:
         """Take memory for the regions, and want them filled. Those on the meta device have none and want nothing."""
         for region in self._regions.values():
-            region.memory = torch.empty(region.nbytes, dtype=torch.uint8, device=region.device)
+            region.memory = in_large_pages(torch.empty(region.nbytes, dtype=torch.uint8, device=region.device))
             if region.device != _META:
                 self.fill(region.start, region.nbytes, target_of(region.memory), region.path)
         for arena in arenas.arenas_for([*self._smalls.values(), *self._lives]):

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 from asyncckpt.encode.base import RAW
 from asyncckpt.manifest.format import FrameTable
 
-READ_BYTES: Final = 16 << 20  # neighbouring frames are joined up to this many pack bytes
+READ_BYTES: Final = 16 << 20  # neighbouring frames are joined up to this many pack bytes: a distant store answers late
+LOCAL_READ: Final = 4 << 20  # likewise where a call is cheap: what was read is still in the processor's cache
 
 
 class Want(NamedTuple):

@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from asyncckpt.store.base import PAGE
+from asyncckpt.store.cached import Cache
 from asyncckpt.store.oserrors import os_errors
 from asyncckpt.threads import InPlace, PlainExecutor
 
-_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 T = TypeVar("T")
 
 
@@ -28,50 +28,37 @@ class LocalFile:
     """One file, opened by the first read. One thread at a time; ``close`` it. See ``base.OpenFile``."""
 
     def __init__(self, path: str, *, shared: bool) -> None:
-        self._path = path
-        self._past_cache = not shared and _NOWAIT is not None and hasattr(os, "O_DIRECT")
-        self._fds: list[int] = []  # buffered, then direct
+        self._path, self._shared = path, shared
+        self._fds: list[int] = []  # buffered; and direct, as long as that works
+        self._cache: Cache | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._cache = None
         while self._fds:
             os.close(self._fds.pop())
 
     def fetch(self, start: int, nbytes: int, into: memoryview | None, room: memoryview) -> memoryview:
         """See ``base.OpenFile``."""
-        view = room[:nbytes] if into is None else into
         with os_errors(self._path, passing=(FileNotFoundError,)):
             if not self._fds:
                 self._open()
-            if self._past_cache and not self._from_cache(start, view):
+            if self._cache is not None and not self._cache.holds(start, nbytes):
                 found = self._direct(start, nbytes, room)
                 if found is not None:
                     return found
-            elif self._past_cache:
-                return view
+            view = room[:nbytes] if into is None else into
             read_exactly(self._fds[0], self._path, start, view)
         return view
 
     def _open(self) -> None:
         self._fds.append(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))
-        if self._past_cache:
-            try:
+        if not self._shared and hasattr(os, "O_DIRECT"):
+            with suppress(OSError):  # some file systems refuse it
                 self._fds.append(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT))
-            except OSError:
-                self._past_cache = False
-
-    def _from_cache(self, start: int, view: memoryview) -> bool:
-        """Whether all of it was in the page cache; it has been copied then."""
-        assert _NOWAIT is not None  # noqa: S101 - else there is no reading past the cache
-        try:
-            return os.preadv(self._fds[0], [view], start, _NOWAIT) == len(view)
-        except OSError as error:
-            if error.errno not in {errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL}:
-                raise
-            self._past_cache = error.errno == errno.EAGAIN
-            return False
+                self._cache = Cache(self._fds[0])
 
     def _direct(self, start: int, nbytes: int, room: memoryview) -> memoryview | None:
         """The bytes, somewhere in ``room``; None if they cannot be read like this."""
@@ -87,7 +74,7 @@ class LocalFile:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            self._past_cache = False
+            self._cache = None
             return None
         return room[start - begin : wanted] if count >= wanted else None  # a short file says so when read buffered
 
