@@ -1,6 +1,7 @@
 """The tables, as text, and the files."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def text(result: dict[str, Any]) -> str:
 def _workload(name: str, rows: dict[str, Any], durable: dict[str, Any]) -> str:
     good = {key: row for key, row in rows.items() if "error" not in row}
     bad = [f"{LABELS[key]}: {row['error']}" for key, row in rows.items() if "error" in row]
+    bad += [f"{LABELS[key]}: {row['unfinished']}" for key, row in good.items() if row["unfinished"]]
     tables = [
         table(COST, [_cost(key, row) for key, row in good.items()]),
         table(WORTH, [_worth(key, row, durable.get(key, {"error": "?"})) for key, row in good.items()]),
@@ -68,10 +70,10 @@ def _cost(name: str, row: dict[str, Any]) -> list[str]:
     delay = row["delay"]
     return [
         LABELS[name], _ms(row["stall"]), _x(row["stall_to_copy"]),
-        _ms(delay), f"{delay['low'] * 1e3:.0f}..{delay['high'] * 1e3:.0f}",
+        _ms(delay), _range(delay),
         _x(row["to_floor"]["delay"]), _x(row["to_best"]["delay"]),
-        f"{row['cpu']['median']:.3f}", _x(row["to_best"]["cpu"]),
-        f"{row['complete']['median']:.2f}", _x(row["complete_to_raw"]),
+        _s(row["cpu"], 3), _x(row["to_best"]["cpu"]),
+        _s(row["complete"]), _x(row["complete_to_raw"]),
         _ms(row["first_stall"]), _ms(row["first_delay"]),
     ]  # fmt: skip
 
@@ -79,14 +81,22 @@ def _cost(name: str, row: dict[str, Any]) -> list[str]:
 def _worth(name: str, row: dict[str, Any], durable: dict[str, Any]) -> list[str]:
     size = row["state_bytes"]["median"]
     return [
-        LABELS[name], f"{row['stored']['median'] / size:.3f}", f"{row['peak']['median'] / size:.2f}",
-        f"{row['load']['median']:.2f}", _x(row["load_to_raw"]), _x(row["to_floor"]["load"]),
+        LABELS[name], _s(row["stored"], 3, size), _s(row["peak"], 2, size),
+        _s(row["load"]), _x(row["load_to_raw"]), _x(row["to_floor"]["load"]),
         durable_words(durable), row["values"]["documented"], row["values"]["careless"],
     ]  # fmt: skip
 
 
-def _ms(figure: dict[str, float]) -> str:
-    return f"{figure['median'] * 1e3:.1f}"
+def _ms(figure: dict[str, float] | None) -> str:
+    return "-" if figure is None else f"{figure['median'] * 1e3:.1f}"
+
+
+def _range(figure: dict[str, float] | None) -> str:
+    return "-" if figure is None else f"{figure['low'] * 1e3:.0f}..{figure['high'] * 1e3:.0f}"
+
+
+def _s(figure: dict[str, float] | None, digits: int = 2, unit: float = 1.0) -> str:
+    return "-" if figure is None else f"{figure['median'] / unit:.{digits}f}"
 
 
 def _x(ratio: dict[str, float] | None) -> str:
@@ -96,11 +106,10 @@ def _x(ratio: dict[str, float] | None) -> str:
 def table(head: tuple[str, ...], rows: list[list[str]]) -> str:
     """Columns as wide as they need to be; text to the left, numbers to the right."""
     widths = [max(len(line[at]) for line in [head, *rows]) for at in range(len(head))]
-    return "\n".join(
-        "  ".join(_aligned(cell, width, left=at == 0 or head[at] in WORTH[6:]) for at, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
-        for line in [head, *rows]
-    )  # fmt: skip
+    left = [at == 0 or title in WORTH[6:] for at, title in enumerate(head)]
 
+    def line(cells: Sequence[str]) -> str:
+        sides = zip(cells, widths, left, strict=True)
+        return "  ".join(cell.ljust(width) if to_left else cell.rjust(width) for cell, width, to_left in sides)
 
-def _aligned(cell: str, width: int, *, left: bool) -> str:
-    return cell.ljust(width) if left else cell.rjust(width)
+    return "\n".join(line(cells).rstrip() for cells in [head, *rows])

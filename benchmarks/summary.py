@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 from benchmarks.peers import PEERS
@@ -10,8 +9,8 @@ from benchmarks.peers import PEERS
 Turn = dict[str, Any]
 Turns = dict[str, list[Turn]]
 FIGURES = (
-    "stall", "delay", "cpu", "complete", "alone_cpu", "first_stall", "first_delay", "stored", "peak", "load", "load_cpu",
-    "copy", "raw_write", "raw_read", "state_bytes", "step", "steps",
+    "stall", "delay", "cpu", "complete", "alone_cpu", "first_stall", "first_delay", "stored", "peak", "load",
+    "load_cpu", "copy", "raw_write", "raw_read", "state_bytes", "step", "steps",
 )  # fmt: skip
 COMPARED = ("stall", "delay", "cpu", "complete", "load")
 FLOOR = "torch_save"
@@ -30,18 +29,22 @@ def summarize(turns: Turns) -> dict[str, dict[str, Any]]:
 
 def best_peer(good: Turns, figure: str) -> str | None:
     """The peer with the lowest median, among those that kept the values when used as documented."""
-    fair = [name for name in PEERS if name in good and all(turn["documented"] == "kept" for turn in good[name])]
-    return min(fair, key=lambda name: _median(good[name], figure), default=None)
+    fair = [name for name in PEERS if name in good and not _torn(good[name]) and _samples(good[name], figure)]
+    return min(fair, key=lambda name: statistics.median(_samples(good[name], figure)), default=None)
+
+
+def _torn(turns: list[Turn]) -> bool:
+    return any(turn.get("documented", "kept") != "kept" for turn in turns)
 
 
 def _with_references(turns: list[Turn]) -> list[Turn]:
     """The raw write of a turn is the faster of buffered and direct: a contestant may choose too."""
-    faster = [[min(pair) for pair in zip(t["raw_buffered"], _finite(t["raw_direct"]), strict=True)] for t in turns]
-    return [turn | {"raw_write": raw} for turn, raw in zip(turns, faster, strict=True)]
+    return [turn | {"raw_write": _faster(turn)} if "raw_buffered" in turn else turn for turn in turns]
 
 
-def _finite(values: list[float]) -> list[float]:
-    return [math.inf if math.isnan(value) else value for value in values]
+def _faster(turn: Turn) -> list[float]:
+    pairs = zip(turn["raw_buffered"], turn["raw_direct"], strict=True)
+    return [buffered if math.isnan(direct) else min(buffered, direct) for buffered, direct in pairs]
 
 
 def _figures(good: Turns, name: str, best: dict[str, str | None]) -> dict[str, Any]:
@@ -50,16 +53,19 @@ def _figures(good: Turns, name: str, best: dict[str, str | None]) -> dict[str, A
     figures["to_floor"] = {figure: _ratio(good, name, FLOOR, figure) for figure in COMPARED}
     figures["to_best"] = {figure: _ratio(good, name, best[figure], figure) for figure in COMPARED}
     figures["best"] = best
-    figures["stall_to_copy"] = _within(mine, lambda turn: _mid(turn["stall"]) / _mid(turn["copy"]))
-    figures["call_alone_to_copy"] = _within(mine, lambda turn: _mid(turn["alone_call"]) / _mid(turn["copy"]))
-    figures["complete_to_raw"] = _within(mine, lambda turn: _mid(turn["complete"]) / _mid(turn["raw_write"]))
-    figures["load_to_raw"] = _within(mine, lambda turn: turn["load"] / turn["raw_read"])
+    figures["stall_to_copy"] = _within(mine, "stall", "copy")
+    figures["call_alone_to_copy"] = _within(mine, "alone_call", "copy")
+    figures["complete_to_raw"] = _within(mine, "complete", "raw_write")
+    figures["load_to_raw"] = _within(mine, "load", "raw_read")
+    figures["unfinished"] = next((turn["unfinished"] for turn in mine if "unfinished" in turn), "")
     figures["values"] = {"documented": _worst(mine, "documented"), "careless": _worst(mine, "careless")}
     return figures
 
 
-def spread(samples: list[float]) -> dict[str, float]:
-    """Median, lowest and highest."""
+def spread(samples: list[float]) -> dict[str, float] | None:
+    """Median, lowest and highest; None of nothing."""
+    if not samples:
+        return None
     return {"median": statistics.median(samples), "low": min(samples), "high": max(samples)}
 
 
@@ -67,16 +73,18 @@ def _ratio(good: Turns, name: str, other: str | None, figure: str) -> dict[str, 
     """Median over rounds of mine over the other's in the same round."""
     if other is None or other not in good:
         return None
-    pairs = zip(good[name], good[other], strict=False)
-    return spread([_over(_mid(mine[figure]), _mid(theirs[figure])) for mine, theirs in pairs])
+    rounds = [pair for pair in zip(good[name], good[other], strict=False) if all(figure in turn for turn in pair)]
+    return spread([_over(_mid(mine[figure]), _mid(theirs[figure])) for mine, theirs in rounds])
 
 
 def _over(mine: float, theirs: float) -> float:
     return mine / theirs if theirs > 0 else math.nan
 
 
-def _within(turns: list[Turn], ratio: Callable[[Turn], float]) -> dict[str, float]:
-    return spread([ratio(turn) for turn in turns])
+def _within(turns: list[Turn], figure: str, reference: str) -> dict[str, float] | None:
+    """Median over turns of one figure over another of the same turn."""
+    both = [turn for turn in turns if figure in turn and reference in turn]
+    return spread([_over(_mid(turn[figure]), _mid(turn[reference])) for turn in both])
 
 
 def _worst(turns: list[Turn], key: str) -> str:
@@ -84,12 +92,8 @@ def _worst(turns: list[Turn], key: str) -> str:
     return next((word for word in said if word != "kept"), said[0] if said else "not checked")
 
 
-def _median(turns: list[Turn], figure: str) -> float:
-    return statistics.median(_samples(turns, figure))
-
-
 def _samples(turns: list[Turn], figure: str) -> list[float]:
-    values = (turn[figure] for turn in turns)
+    values = (turn[figure] for turn in turns if figure in turn)
     return [sample for value in values for sample in (value if isinstance(value, list) else [value])]
 
 

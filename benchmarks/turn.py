@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ class TurnOrder:
 
     Attributes:
         seconds: least length of a window.
-        repeats: windows with a save, after the first.
+        repeats: windows with a save, after the first; 0: the first one stands for all.
         check: also check the values, as documented and without any care.
     """
 
@@ -45,8 +46,9 @@ class TurnOrder:
     check: bool
 
 
-def run_turn(order: TurnOrder) -> dict[str, Any]:
-    """All figures of one turn, in seconds and bytes."""
+def run_turn(order: TurnOrder) -> Iterator[dict[str, Any]]:
+    """All figures of one turn, in seconds and bytes, stage by stage."""
+    make = contestant(order.name)  # a peer that is not installed is found out first
     torch.set_num_threads(order.threads)
     live = build(order.workload, order.megabytes, order.folder)
     root = order.folder / f"{order.name}-{os.getpid()}"
@@ -55,18 +57,18 @@ def run_turn(order: TurnOrder) -> dict[str, Any]:
     measure.reset_peak()
     loop.window()
     before = measure.peak_memory()
-    peer = loop.peer = contestant(order.name)(root, live)
+    peer = loop.peer = make(root, live)
     try:
         peer.warm()
-        figures = {"state_bytes": live.nbytes(), "step": loop.step_seconds, "steps": loop.steps}
-        figures |= windows(loop, order.repeats)
-        figures |= {"peak": measure.peak_memory() - before, "stored": measure.size_on_disk(peer.place(loop.saves))}
-        figures |= alone(loop, order.repeats) | check_values(loop, thorough=order.check)
+        yield {"state_bytes": live.nbytes(), "step": loop.step_seconds, "steps": loop.steps}
+        yield windows(loop, order.repeats)
+        yield {"peak": measure.peak_memory() - before, "stored": measure.size_on_disk(peer.place(loop.saves))}
+        yield alone(loop, max(1, order.repeats))
+        yield check_values(loop, thorough=order.check)
     finally:
         with contextlib.suppress(Exception):  # a contestant whose save failed may fail again; that is recorded already
             peer.close()
         shutil.rmtree(root, ignore_errors=True)
-    return figures
 
 
 class Loop:
@@ -139,12 +141,13 @@ def windows(loop: Loop, repeats: int) -> dict[str, Any]:
     pairs = list(zip(with_save, without, without[1:], strict=False))
     delays = [spent.wall - (a.wall + b.wall) / 2 for spent, a, b in pairs]
     extra = [spent.cpu - (a.cpu + b.cpu) / 2 for spent, a, b in pairs]
+    later = slice(min(1, repeats), None)
     return {
         "first_stall": calls[0],
         "first_delay": delays[0],
-        "stall": calls[1:],
-        "delay": delays[1:],
-        "cpu": extra[1:],
+        "stall": calls[later],
+        "delay": delays[later],
+        "cpu": extra[later],
         "window": [spent.wall for spent in without],
     }
 

@@ -1,9 +1,10 @@
 """What is trained and saved: a real loop of forward, backward and AdamW in every workload.
 
 adam    333 square layers under fp32 AdamW: 1,000 tensors and 333 step counters
-tiny    33,334 parameters of 10 elements under AdamW: 100,000 tensors and as many counters as parameters
+tiny    33,334 parameters of 10 elements with their AdamW states: 100,000 tensors and 33,334 step counters
 huge    one matrix under plain SGD: one tensor
 bf16    a small transformer that was really trained, bf16 weights with fp32 moments
+python  20,000 tensors beside a loop of pure Python: what a save takes away of the interpreter's lock
 capped  as adam, but asyncckpt may hold a tenth of the state in host memory
 """
 
@@ -102,11 +103,44 @@ def _adam(megabytes: int, _folder: Path) -> Live:
 # ---- tiny ----------------------------------------------------------------------------------------------------------
 
 
+class Many(nn.Module):
+    """So many parameters of one size; only the first few are trained, the others are there to be saved."""
+
+    def __init__(self, count: int, size: int, trained: int) -> None:
+        super().__init__()
+        for number, value in enumerate(torch.randn(count, size).unbind()):
+            self.register_parameter(f"t{number}", nn.Parameter(value.clone(), requires_grad=number < trained))
+        self.data = [value for value in self.parameters() if value.requires_grad]
+
+    def loss(self) -> torch.Tensor:
+        return torch.cat(self.data).square().mean()
+
+
 def _tiny(_megabytes: int, _folder: Path) -> Live:
-    model = nn.ParameterDict({f"t{i}": nn.Parameter(torch.randn(10)) for i in range(33_334)})
-    parameters = list(model.values())
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4, foreach=True)
-    return Live(model, optimizer, lambda: torch.cat(parameters).square().mean())
+    model = Many(33_334, 10, trained=100)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    for parameter in model.parameters():
+        moments = torch.randn(2, 10).square()
+        steps = torch.tensor(1.0)
+        optimizer.state[parameter] = {"step": steps, "exp_avg": moments[0].clone(), "exp_avg_sq": moments[1].clone()}
+    ballast = torch.randn(512, 512)
+    return Live(model, optimizer, lambda: model.loss() + 0 * _work(ballast))
+
+
+def _work(matrix: torch.Tensor) -> torch.Tensor:
+    """Some matrix products, as a larger model would need."""
+    for _ in range(10):
+        matrix = torch.tanh(matrix @ matrix)
+    return matrix.sum()
+
+
+# ---- python ---------------------------------------------------------------------------------------------------------
+
+
+def _python(_megabytes: int, _folder: Path) -> Live:
+    model = Many(20_000, 2500, trained=1)
+    optimizer = torch.optim.SGD(model.data, lr=1e-4)
+    return Live(model, optimizer, lambda: model.loss() + sum(number % 7 for number in range(500_000)) * 1e-9)
 
 
 # ---- huge ----------------------------------------------------------------------------------------------------------
@@ -200,5 +234,5 @@ def _text() -> torch.Tensor:
     return torch.tensor(list(raw[:2_000_000]))
 
 
-_BUILDERS = {"adam": _adam, "tiny": _tiny, "huge": _huge, "bf16": _bf16, "capped": _adam}
+_BUILDERS = {"adam": _adam, "tiny": _tiny, "huge": _huge, "bf16": _bf16, "python": _python, "capped": _adam}
 WORKLOADS = tuple(_BUILDERS)
