@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.turn import TurnOrder, run_turn
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.checkpoint", "benchmarks.turn"])
+_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.checkpoint", "benchmarks.turn"])
 
 
 def launch(order: TurnOrder, limit: float) -> dict[str, Any]:
