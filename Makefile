@@ -26,8 +26,9 @@ layers: .venv/.installed
 docs: .venv/.installed
 	$(BIN)/python -m pytest -q -p no:randomly tests/docs
 
-bench: .venv/.installed  ## timed pieces, and figures against torch.save
-	$(BIN)/python benchmarks/figures.py
+bench: .venv/.peers  ## timed pieces, and the comparison with the peers; BENCH=--quick for a look
+	@mkdir -p .benchmarks
+	$(BIN)/python -m benchmarks.compare --json .benchmarks/compare.json --png .benchmarks/compare.png $(BENCH)
 	$(BIN)/python -m pytest benchmarks -o addopts= --benchmark-only
 
 campaign: .venv/.installed  ## the long tests
@@ -37,6 +38,10 @@ campaign: .venv/.installed  ## the long tests
 	$(PYTHON) -m venv .venv
 	$(PIP) install -q -c constraints.txt torch
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv/.peers: .venv/.installed
+	$(PIP) install -q -c constraints.txt -e '.[bench]'
 	@touch $@
 
 clean:
