@@ -19,6 +19,7 @@ from asyncckpt.events import Event, OnEvent, Phases, emit, logger
 from asyncckpt.manifest.catalog import CheckpointInfo, info_of, is_committed, scan_steps
 from asyncckpt.manifest.documents import VERSION, Manifest, ShardEntry
 from asyncckpt.manifest.names import new_save_id, step_folder
+from asyncckpt.publish.auto import AutoCompression, Written
 from asyncckpt.publish.blocks import Blocks
 from asyncckpt.publish.commit import clean_attempt, commit
 from asyncckpt.publish.keep import Keep
@@ -33,6 +34,8 @@ class Publisher:
     """How this checkpointer's saves are published. Used by the worker thread only, one save at a time.
 
     Attributes:
+        codec: what frames are coded with; None: not at all.
+        auto: decides anew for every save whether to use its own codec, in place of ``codec``.
         resumed: the step the run resumed from, which retention spares until a newer one is durable.
         swept: whether the leftovers of earlier runs have been removed.
         warned: whether it was said that newer steps exist than the one being saved.
@@ -44,6 +47,7 @@ class Publisher:
     verify: bool
     on_event: OnEvent
     versions: Mapping[str, str]
+    auto: AutoCompression | None = None
     resumed: int | None = None
     swept: bool = False
     warned: bool = False
@@ -68,16 +72,7 @@ class Publisher:
         folder = existing or step_folder(save.step)
         replacing = existing is not None and await is_committed(self.store, existing)
         try:
-            shard = await write_shard(
-                self.store,
-                folder,
-                save.blocks,
-                save_id=save.save_id,
-                step=save.step,
-                codec=self.codec,
-                encoders=encoders,
-                phases=save.phases,
-            )
+            shard = await self._write_shard(save, folder, encoders)
             if self.verify:
                 with save.phases("verify"):
                     await verify_shard(self.store, folder, shard)
@@ -88,6 +83,25 @@ class Publisher:
             await asyncio.shield(clean_attempt(self.store, folder, save.save_id))
             raise
         return info_of(manifest, f"{self.store.url}/{folder}")
+
+    async def _write_shard(self, save: "SaveRequest", folder: str, encoders: Executor) -> ShardEntry:
+        codec = self.codec if self.auto is None else self.auto.begin(len(save.blocks.frames))
+        started = time.perf_counter()
+        shard = await write_shard(
+            self.store,
+            folder,
+            save.blocks,
+            save_id=save.save_id,
+            step=save.step,
+            codec=codec,
+            encoders=encoders,
+            phases=save.phases,
+        )
+        if self.auto is not None:
+            spent = save.phases.seconds()
+            waited = spent.get("write", 0.0) + spent.get("sync", 0.0)
+            self.auto.learn(Written(save.blocks.raw_bytes, shard.pack_bytes, waited, time.perf_counter() - started))
+        return shard
 
     def _warn_of_newer(self, step: int, newest: int) -> None:
         """A run that went back: what it saves is not what ``latest`` finds until it has passed the old steps."""
