@@ -6,7 +6,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("asyncckpt", "torch", "torch-checkpointing", "torchsnapshot", "lightning", "safetensors")
+PACKAGES = ("asyncckpt", "torch", "torch-checkpointing", "torchsnapshot", "lightning", "safetensors", "zipnn", "blosc2")
 
 
 def machine(folder: Path) -> dict[str, str]:

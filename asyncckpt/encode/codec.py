@@ -11,20 +11,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from asyncckpt.encode.base import RAW, Buffer, Codec, Kind, width_of
-from asyncckpt.encode.pairs import decode_pairs, encode_pairs
-from asyncckpt.encode.planes import COARSE, FINE, Layout, join, split
+from asyncckpt.encode.pairs import Pairing, decode_pairs
+from asyncckpt.encode.planes import Layout, join, layout_of, split
 from asyncckpt.encode.scratch import Bytes, lent, scratch
+from asyncckpt.encode.survey import survey
 from asyncckpt.encode.zstd import compress, compress_noise, decompress
 
-_WHOLE, _COARSE, _FINE = 0, 1, 2  # modes of a frame
+_WHOLE, _PLANES = 0, 1  # modes of a frame: 1 to 4 are planes, one more for fine ones, two more for plain ones
 _AS_IS, _ZSTD, _PAIRS = 0, 1, 2  # codings of a plane
 _ENTRY = struct.Struct("<BI")
 _HIGHEST = 19
 _LARGEST = 1 << 30  # bytes; lengths must fit 32 bits
 _WORTH = 0.97  # what is coded must become this much smaller
-_STRETCHES = 8  # places that a sample of floats is taken from
-_STRETCH = 1024  # elements
-_RUN = 16 << 10  # bytes at each of the three places that a sample of other data is taken from
+_SAME = 64  # a frame of one value all over, as of moments before the first step, becomes that many times smaller
+_RUN = 16 << 10  # bytes at each of the three places that a sample of data that are no floats is taken from
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,10 @@ class Zstd:
         mode, width = stored[0], width_of(kind)
         if mode == _WHOLE:
             decompress(stored[1:], into)
-        elif mode in {_COARSE, _FINE} and kind[0] == "f" and width > 1:
-            _decode_planes(stored[1:], np.frombuffer(into, np.uint8), (COARSE if mode == _COARSE else FINE)[width])
+        elif _PLANES <= mode < _PLANES + 4 and kind[0] == "f" and width > 1:
+            plain, fine = divmod(mode - _PLANES, 2)
+            layout = layout_of(width, fine=bool(fine), rotated=not plain)
+            _decode_planes(stored[1:], np.frombuffer(into, np.uint8), layout)
         else:
             raise ValueError(f"unknown mode {mode} for a frame of kind {kind}")
 
@@ -106,54 +108,57 @@ def _code(data: Bytes, level: int) -> bytes | None:
 
 def _encode_planes(data: Bytes, width: int) -> Sequence[Buffer] | None:
     whole = len(data) // width * width
-    sample = _sampled(data[:whole], width)
-    worth = [_code(plane, 0) is not None for plane in sample]
+    found = survey(data[:whole], width)
+    worth = [share < _WORTH for share in found.shares]
     if not any(worth):
         return None
+    if not any(found.shares) and (small := _code(data, 1)) is not None and len(small) * _SAME < len(data):
+        return [bytes([_WHOLE]), small]
     fine = any(worth[:-2])
-    layout = (FINE if fine else COARSE)[width]
-    coded = worth if fine else [False] * (len(layout) - 2) + worth[-2:]
-    planes = list(_plane_memory(whole // width, layout, coded))
-    split(data[:whole], planes, layout)
+    layout = layout_of(width, fine=fine, rotated=found.rotated)
+    coded = worth if fine else [False] * (len(layout.sizes) - 2) + worth[-2:]
+    planes = list(_plane_memory(whole // width, layout.sizes, coded))
+    pairs = _split(data[:whole], planes, layout, found.bases if worth[-1] else None)
     entries = [
-        _encode_plane(plane, top=k == len(planes) - 1) if coded[k] else (_AS_IS, plane.data)
-        for k, plane in enumerate(planes)
+        (_AS_IS, plane.data) if not code else (_PAIRS, pairs) if pairs and plane is planes[-1] else _encode_plane(plane)
+        for plane, code in zip(planes, coded, strict=True)
     ]
     parts: list[Buffer] = [part for _, part in entries]
     if sum(map(len, parts)) > whole * _WORTH:
         return None
     head = b"".join(_ENTRY.pack(coding, len(part)) for coding, part in entries)
-    return [bytes([_FINE if fine else _COARSE]) + head, *parts, data[whole:].tobytes()]
+    return [bytes([_PLANES + fine + 2 * (not found.rotated)]) + head, *parts, data[whole:].tobytes()]
 
 
-def _sampled(data: Bytes, width: int) -> list[Bytes]:
-    """The planes, byte by byte, of some elements all over the frame."""
-    elements = data.reshape(-1, width)
-    if len(elements) > 2 * _STRETCHES * _STRETCH:
-        starts = np.linspace(0, len(elements) - _STRETCH, _STRETCHES).astype(int)
-        elements = np.concatenate([elements[start : start + _STRETCH] for start in starts])
-    planes = [np.empty(len(elements), np.uint8) for _ in range(width)]
-    split(elements.reshape(-1), planes, FINE[width])
-    return planes
-
-
-def _plane_memory(count: int, layout: Layout, coded: Sequence[bool]) -> Iterator[Bytes]:
+def _plane_memory(count: int, sizes: Sequence[int], coded: Sequence[bool]) -> Iterator[Bytes]:
     """Memory to give away for planes that go out as they are, else memory that this thread's next frame overwrites."""
-    for k, size in enumerate(layout):
+    for k, size in enumerate(sizes):
         yield scratch(f"plane {k}", count * size) if coded[k] else lent(count * size)
 
 
-def _encode_plane(plane: Bytes, *, top: bool) -> tuple[int, Buffer]:
-    pairs = encode_pairs(plane) if top else None
-    if pairs is not None and len(pairs) < len(plane) * _WORTH:
-        return _PAIRS, pairs
-    coded = _code(plane, 0)
-    return (_AS_IS, plane.tobytes()) if coded is None else (_ZSTD, coded)
+def _split(data: Bytes, planes: Sequence[Bytes], layout: Layout, bases: Bytes | None) -> bytes | None:
+    """Fill the planes; the top one's pairs, unless it has no narrow windows."""
+    if bases is not None:
+        pairing = Pairing(planes[-1], bases)
+        split(data, planes, layout, pairing.add)
+        pairs = pairing.finish()
+        if pairs is not None and len(pairs) < len(planes[-1]) * _WORTH:
+            return pairs
+    split(data, planes, layout)
+    return None
+
+
+def _encode_plane(plane: Bytes) -> tuple[int, Buffer]:
+    if (coded := _code(plane, 0)) is not None:
+        return _ZSTD, coded
+    given = lent(len(plane))
+    given[:] = plane
+    return _AS_IS, given.data
 
 
 def _decode_planes(stored: memoryview, raw: Bytes, layout: Layout) -> None:
-    count, tail = divmod(len(raw), sum(layout))
-    at = _ENTRY.size * len(layout)
+    count, tail = divmod(len(raw), sum(layout.sizes))
+    at = _ENTRY.size * len(layout.sizes)
     if len(stored) < at:
         raise ValueError("a frame of floats without its table of planes")
     planes = []
@@ -162,7 +167,7 @@ def _decode_planes(stored: memoryview, raw: Bytes, layout: Layout) -> None:
         at += size
         if len(part) != size:
             raise ValueError("a frame of floats that ends early")
-        planes.append(_decode_plane(part, coding, count * layout[k], k))
+        planes.append(_decode_plane(part, coding, count * layout.sizes[k], k))
     if len(stored) - at != tail:
         raise ValueError(f"{len(stored) - at} bytes behind the planes, {tail} expected")
     join(planes, raw[: len(raw) - tail], layout)

@@ -2,16 +2,20 @@
 
 A float's exponent sits across its top two bytes. With the top 16 bits rotated left by one, the exponent (of float64:
 its upper 8 bits) fills the top byte by itself, and the sign joins the mantissa in the byte below. Split into one plane
-per byte, the top one has few distinct values and is worth coding; mantissa planes of trained weights are noise.
+per byte, the top one has few distinct values and is worth coding; mantissa planes of trained weights are noise. Where
+every sign is the same, as in second moments, the top byte stays as it is: it then holds the sign at no cost, and the
+exponent's last bit, nearly as good as random, goes to the byte below.
 
 Bytes below the top two that are not worth coding stay together in planes of 2 or 4 bytes per element, which saves half
 of the splitting. Which planes there are is a *layout*: bytes per element of each plane, lowest first.
 
-Work goes in blocks that fit the L2 cache, by casts and shifts that the processor does on whole vectors: twice as fast
-as strided copies of single bytes. Blocks are not smaller than that since every call has to get hold of the GIL again.
+Work goes in blocks that fit the L2 cache, by casts, sums and shifts to the right that numpy does on whole vectors (it
+does not so with shifts to the left): twice as fast as strided copies of single bytes. Blocks are not smaller than that
+since every call has to get hold of the GIL again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,43 +23,56 @@ import numpy.typing as npt
 from asyncckpt.encode.scratch import Bytes, scratch
 
 Words = npt.NDArray[np.unsignedinteger]
-Layout = tuple[int, ...]
-BLOCK = 1 << 19  # bytes of elements per block
+Sizes = tuple[int, ...]
+BLOCK = 1 << 17  # elements per block
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-COARSE: dict[int, Layout] = {2: (1, 1), 4: (2, 1, 1), 8: (4, 2, 1, 1)}
-FINE: dict[int, Layout] = {width: (1,) * width for width in (2, 4, 8)}
+_COARSE: dict[int, Sizes] = {2: (1, 1), 4: (2, 1, 1), 8: (4, 2, 1, 1)}
 
 
-def split(raw: Bytes, planes: Sequence[Bytes], layout: Layout) -> None:
-    """Fill the planes (of layout[k] bytes per element) from whole elements."""
-    width = sum(layout)
-    elements = raw.view(UNSIGNED[width])
-    for start, stop in _blocks(len(elements), width):
-        block = elements[start:stop]
-        for k, (first, size) in enumerate(_low_planes(layout)):
+class Layout(NamedTuple):
+    """How elements are split: bytes per element of each plane, lowest first, and whether the top 16 bits rotate."""
+
+    sizes: Sizes
+    rotated: bool
+
+
+def layout_of(width: int, *, fine: bool, rotated: bool) -> Layout:
+    """One plane per byte, or low bytes together."""
+    return Layout((1,) * width if fine else _COARSE[width], rotated)
+
+
+def split(raw: Bytes, planes: Sequence[Bytes], layout: Layout, then: Callable[[int, int], None] | None = None) -> None:
+    """Fill the planes (of ``layout.sizes[k]`` bytes per element) from whole elements.
+
+    After each block of ``BLOCK`` elements ``then(start, stop)`` may work on what it brought, still in the cache.
+    """
+    elements = raw.view(UNSIGNED[sum(layout.sizes)])
+    split_top = _split_rotated if layout.rotated else _split_plain
+    for start in range(0, len(elements), BLOCK):
+        block = elements[start : start + BLOCK]
+        stop = start + len(block)
+        for k, (first, size) in enumerate(_low_planes(layout.sizes)):
             _cut(block, first, size, planes[k].view(UNSIGNED[size])[start:stop])
-        _split_top(_top_of(block), planes[-2][start:stop], planes[-1][start:stop])
+        split_top(_top_of(block), planes[-2][start:stop], planes[-1][start:stop])
+        if then:
+            then(start, stop)
 
 
 def join(planes: Sequence[Bytes], raw: Bytes, layout: Layout) -> None:
     """The reverse: fill ``raw`` with elements."""
-    width = sum(layout)
-    elements = raw.view(UNSIGNED[width])
-    for start, stop in _blocks(len(elements), width):
-        block = elements[start:stop]
-        for k, (first, size) in enumerate(_low_planes(layout)):
-            _column(block, first, size)[:] = planes[k].view(UNSIGNED[size])[start:stop]
-        _column(block, width - 2, 2)[:] = _join_top(planes[-2][start:stop], planes[-1][start:stop])
+    elements = raw.view(UNSIGNED[sum(layout.sizes)])
+    join_top = _join_rotated if layout.rotated else _join_plain
+    for start in range(0, len(elements), BLOCK):
+        block = elements[start : start + BLOCK]
+        stop = start + len(block)
+        for k, (first, size) in enumerate(_low_planes(layout.sizes)):
+            _paste(planes[k].view(UNSIGNED[size])[start:stop], first, block)
+        _paste_top(join_top(planes[-2][start:stop], planes[-1][start:stop]), block)
 
 
-def _blocks(count: int, width: int) -> Iterator[tuple[int, int]]:
-    step = BLOCK // width
-    return ((start, min(start + step, count)) for start in range(0, count, step))
-
-
-def _low_planes(layout: Layout) -> Iterator[tuple[int, int]]:
+def _low_planes(sizes: Sizes) -> Iterator[tuple[int, int]]:
     """First byte in the element and size of each plane below the top two."""
-    return ((sum(layout[:k]), size) for k, size in enumerate(layout[:-2]))
+    return ((sum(sizes[:k]), size) for k, size in enumerate(sizes[:-2]))
 
 
 def _column(block: Words, first: int, size: int) -> Words:
@@ -70,36 +87,60 @@ def _cut(block: Words, first: int, size: int, out: Words) -> None:
         out[:] = _column(block, first, size)
 
 
-def _top_of(block: Words) -> Words:
-    """The upper 16 bits of each element, in scratch memory."""
-    top = scratch("top", 2 * len(block)).view(np.uint16)
-    shift = 8 * block.itemsize - 16
-    if shift:
-        np.right_shift(block, shift, out=top, casting="unsafe")
+def _paste(plane: Words, first: int, block: Words) -> None:
+    if first == 0:
+        np.copyto(block, plane)  # zeros above, which are filled next
     else:
-        top[:] = block
+        _column(block, first, plane.itemsize)[:] = plane
+
+
+def _paste_top(top: Words, block: Words) -> None:
+    _column(block, block.itemsize - 2, 2)[:] = top
+
+
+def _top_of(block: Words) -> Words:
+    """The upper 16 bits of each element; not to be written to."""
+    shift = 8 * block.itemsize - 16
+    if not shift:
+        return block
+    top = _words("top", len(block))
+    np.right_shift(block, shift, out=top, casting="unsafe")
     return top
 
 
-def _split_top(top: Words, low: Bytes, high: Bytes) -> None:
-    """Rotate ``top`` left by one bit, in place, and cut it in two."""
-    spare = scratch("spare", top.nbytes).view(np.uint16)
-    np.add(top, top, out=spare)  # faster than a shift
-    np.right_shift(top, 15, out=top)
-    np.bitwise_or(top, spare, out=top)
+def _words(name: str, count: int) -> Words:
+    return scratch(name, 2 * count).view(np.uint16)
+
+
+def _split_rotated(top: Words, low: Bytes, high: Bytes) -> None:
     np.copyto(low, top, casting="unsafe")
-    np.right_shift(top, 8, out=top)
-    np.copyto(high, top, casting="unsafe")
+    np.add(low, low, out=low)
+    np.less(top.view(np.int16), 0, out=high.view(np.bool_))  # the sign
+    np.bitwise_or(low, high, out=low)
+    np.right_shift(top, 7, out=high, casting="unsafe")
 
 
-def _join_top(low: Bytes, high: Bytes) -> Words:
-    top = scratch("top", 2 * len(low)).view(np.uint16)
-    spare = scratch("spare", top.nbytes).view(np.uint16)
-    np.copyto(top, high)
-    np.left_shift(top, 8, out=top)
+def _join_rotated(low: Bytes, high: Bytes) -> Words:
+    top, spare = _words("top", len(low)), _words("spare", len(low))
     np.copyto(spare, low)
+    np.right_shift(spare, 1, out=top)
+    np.multiply(spare, 1 << 15, out=spare)  # the sign
     np.bitwise_or(top, spare, out=top)
-    np.right_shift(top, 1, out=spare)
-    np.left_shift(top, 15, out=top)
+    np.copyto(spare, high)
+    np.multiply(spare, 1 << 7, out=spare)
+    np.bitwise_or(top, spare, out=top)
+    return top
+
+
+def _split_plain(top: Words, low: Bytes, high: Bytes) -> None:
+    np.copyto(low, top, casting="unsafe")
+    np.right_shift(top, 8, out=high, casting="unsafe")
+
+
+def _join_plain(low: Bytes, high: Bytes) -> Words:
+    top, spare = _words("top", len(low)), _words("spare", len(low))
+    np.copyto(top, low)
+    np.copyto(spare, high)
+    np.multiply(spare, 1 << 8, out=spare)
     np.bitwise_or(top, spare, out=top)
     return top

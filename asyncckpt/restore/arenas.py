@@ -5,6 +5,7 @@ the live tensors that wait for the bytes, or into new ones that own their memory
 Tensors that share memory do not come here.
 """
 
+import mmap
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
@@ -75,8 +76,8 @@ class Arena:
         return True
 
     def allocate(self) -> torch.Tensor:
-        """Take the memory and give it."""
-        self.memory = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
+        """Take the memory and give it: pages of its own, which the system has back at once when they are let go."""
+        self.memory = torch.frombuffer(mmap.mmap(-1, self.nbytes), dtype=torch.uint8)
         return self.memory
 
     def path_at(self, at: int) -> Path:

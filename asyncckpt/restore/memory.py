@@ -170,7 +170,8 @@ class Layout:
             self.fill(arena.start, arena.nbytes, target_of(arena.allocate()), arena)
 
     def settle(self) -> None:
-        """Hand out the small tensors, once everything has been read."""
+        """Hand out the small tensors, once everything has been read. Nothing can be filled afterwards."""
+        self.targets.clear()  # they would keep every arena's memory to the end
         while self._arenas:
             self._arenas.pop().hand_out()
 

@@ -115,12 +115,25 @@ def test_bombs_take_no_memory(declared):
     tracemalloc.stop()
 
 
-def test_a_claim_of_many_outside_values_takes_no_memory():
-    """A plane of pairs that claims four billion outside values is refused before memory is taken for them."""
-    plane = struct.pack("<BIII", 100, 0xFFFFFFFF, 4, 4) + bytes(8)
-    table = struct.pack("<BI", 0, 20) + struct.pack("<BI", 0, 10) + struct.pack("<BI", 2, len(plane))
-    with pytest.raises(ValueError, match="more outside values than exponents"):
-        decode(b"\x01" + table + bytes(30) + plane, "f4", 40)
+def _frame_of_pairs(count, plane):
+    table = struct.pack("<BI", 0, 2 * count) + struct.pack("<BI", 0, count) + struct.pack("<BI", 2, len(plane))
+    return b"\x01" + table + bytes(3 * count) + plane
+
+
+def test_a_claim_of_many_outside_values_is_refused():
+    """A plane of pairs lists at most one outside value in 64, each within the plane and all of them there."""
+    pairs = zstandard.ZstdCompressor().compress(bytes(500))
+    good = _frame_of_pairs(1000, struct.pack("<BHHB", 100, 1, 999, 7) + pairs)
+    assert decode(good, "f4", 4000)[-1] == 53  # 107, rotated back
+    for outside in (struct.pack("<BH", 100, 0xFFFF), struct.pack("<BH", 100, 16) + bytes(48)):
+        with pytest.raises(ValueError, match="outside values in a plane of 1000 values"):
+            decode(_frame_of_pairs(1000, outside + pairs), "f4", 4000)
+    with pytest.raises(ValueError, match="outside values in a plane"):
+        decode(_frame_of_pairs(1000, struct.pack("<BHH", 100, 15, 0)), "f4", 4000)
+    with pytest.raises(ValueError, match="behind the end"):
+        decode(_frame_of_pairs(1000, struct.pack("<BHHB", 100, 1, 1000, 7) + pairs), "f4", 4000)
+    with pytest.raises(ValueError, match="ends early"):
+        decode(_frame_of_pairs(1000, b"d"), "f4", 4000)
 
 
 def test_a_codec_that_decodes_nothing():

@@ -6,7 +6,7 @@ from coded_values import kinds, mixtures, noise, there_and_back, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncckpt.encode import pairs
+from asyncckpt.encode import pairs, planes
 from asyncckpt.encode.base import KINDS, RAW, Codec
 from asyncckpt.encode.codec import Zstd, resolve_codec
 from asyncckpt.encode.frame import decode_frame, digest_of, encode_frame, known_codecs
@@ -25,11 +25,14 @@ def test_any_bytes_come_back(raw, kind):
 @pytest.mark.parametrize("kind", ["f2", "f4", "f8"])
 @pytest.mark.parametrize("extra", [b"", b"\x01", b"\x01\x02\x03"])
 def test_frames_of_several_blocks(kind, extra):
-    """Frames of more than one block and section, with and without bytes behind the last element, come back."""
-    raw = weights(pairs.SECTION + 12345, kind) + extra
-    back, frame = there_and_back(raw, kind)
-    assert back == raw
-    assert frame.encoding == "zstd"
+    """Frames of several blocks and sections, of both signs or one, with and without bytes behind the end, come back."""
+    both = np.frombuffer(weights(planes.BLOCK + pairs.SECTION + 12345, kind), np.uint8)
+    one = both.copy()
+    one[int(kind[1]) - 1 :: int(kind[1])] &= 0x7F
+    for raw in (both.tobytes() + extra, one.tobytes() + extra):
+        back, frame = there_and_back(raw, kind)
+        assert back == raw
+        assert frame.encoding == "zstd"
 
 
 @pytest.mark.parametrize("kind", ["f2", "f4"])
@@ -56,12 +59,28 @@ def test_exponents_outside_the_window():
 @pytest.mark.parametrize("top", [0, 7, 14, 15, 240, 241, 254, 255])
 def test_windows_at_the_edges(top):
     """A plane of few neighbouring values is coded as pairs wherever its values lie, in odd and even numbers."""
-    for count in (1, 2, 9, 40_001):
+    for count in (1, 2, 9, 40_001, pairs.SECTION, 2 * pairs.SECTION + 77):
         plane = (top + np.random.default_rng(0).integers(-3, 4, count)).clip(0, 255).astype(np.uint8)
-        stored = pairs.encode_pairs(plane)
-        into = np.zeros(count, np.uint8)
-        pairs.decode_pairs(memoryview(stored), into)
-        assert np.array_equal(into, plane)
+        assert_pairs_come_back(plane)
+
+
+@pytest.mark.parametrize("count", [pairs.SECTION - 1, pairs.SECTION, 3 * pairs.SECTION + 129])
+def test_values_outside_at_every_kind_of_place(count):
+    """Values outside the window come back from either half of a pair, the ends, next to each other, in any section."""
+    plane = np.random.default_rng(0).integers(100, 116, count).astype(np.uint8)
+    plane[[0, 1, 2, 5, 64, 8191, 8192, count // 2, count - 2, count - 1]] = [0, 255, 99, 116, 3, 250, 98, 117, 0, 255]
+    plane[::997] ^= 0xFF
+    assert_pairs_come_back(plane)
+
+
+def assert_pairs_come_back(plane):
+    sections = np.arange(len(plane)) // pairs.SECTION
+    pairing = pairs.Pairing(plane.copy(), pairs.windows(plane, sections, sections[-1] + 1))
+    for start in range(0, len(plane), 2 * pairs.SECTION):
+        pairing.add(start, min(start + 2 * pairs.SECTION, len(plane)))
+    into = np.zeros_like(plane)
+    pairs.decode_pairs(memoryview(pairing.finish()), into)
+    assert np.array_equal(into, plane)
 
 
 @pytest.mark.parametrize("kind", KINDS)
