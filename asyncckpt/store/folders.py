@@ -49,10 +49,9 @@ class Folders:
         if not missing and folder in self._durable:
             return
         make(folder)
-        for made in missing:
-            sync_folder(os.path.dirname(made))
-        if not missing:
-            _sync_foreign_parent(folder)
+        made_in = {os.path.dirname(made) for made in missing}
+        for parent in _above(folder) if folder == self._root else [self._root]:
+            _sync_parent(parent, ours=parent in made_in)
         self._durable.add(folder)
 
 
@@ -79,12 +78,23 @@ def _missing(folder: str) -> list[str]:
     return missing[::-1]
 
 
-def _sync_foreign_parent(folder: str) -> None:
-    """Sync the parent of a folder that someone else made: perhaps just now, and unsynced.
+def _above(root: str) -> list[str]:
+    """The folders that the root lies in, as far as its file system goes, outermost first."""
+    above: list[str] = []
+    while not os.path.ismount(root) and root != os.path.dirname(root):
+        root = os.path.dirname(root)
+        above.append(root)
+    return above[::-1]
 
-    The parent of the root may be unreadable to us; then its owner made it long ago.
+
+def _sync_parent(folder: str, *, ours: bool) -> None:
+    """Sync a folder in which a folder was made: by us, or by someone else, perhaps just now, and unsynced.
+
+    The lock of a root makes it without a sync, as does a run that is killed before it gets that far. A folder that is
+    unreadable to us was made long ago by its owner.
     """
     try:
-        sync_folder(os.path.dirname(folder))
+        sync_folder(folder)
     except PermissionError:
-        return
+        if ours:
+            raise

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from asyncckpt.encode.frame import decode_frame, known_codecs
 from asyncckpt.events import Phases
-from asyncckpt.manifest.catalog import UNCOMMITTED, examine_all, scan_steps
+from asyncckpt.manifest.catalog import UNCOMMITTED, examine_all, newest_valid, scan_steps
 from asyncckpt.manifest.documents import VERSION, Manifest
 from asyncckpt.manifest.format import decode_index
 from asyncckpt.manifest.names import MANIFEST_NAME, new_save_id, part_name, step_folder
@@ -25,9 +25,9 @@ FOREIGN = {
 }
 
 
-def frames_of(step, version):
-    """Content that differs in every byte between versions: 5 frames of odd sizes."""
-    return [bytes([(7 * step + version + i) % 251]) * (100 + i) for i in range(5)]
+def frames_of(step, version, nbytes=100):
+    """Content that differs in every byte between versions: 5 frames of odd sizes from ``nbytes`` on."""
+    return [bytes([(7 * step + version + i) % 251]) * (nbytes + i) for i in range(5)]
 
 
 @dataclass
@@ -40,6 +40,8 @@ class Ledger:
         refused: (step, version) whose save was said to have failed.
         retired: steps that may be gone.
     """
+
+    WORDS = frozenset({"tries", "promises", "refuses", "retires"})
 
     tried: dict = field(default_factory=dict)
     promised: dict = field(default_factory=dict)
@@ -59,10 +61,13 @@ class Ledger:
 
 
 class Run:
-    """A run on a store: saves, retires and sweeps as the worker does, and keeps its diary."""
+    """A run on a store: saves, retires and sweeps as the worker does, and keeps its diary.
 
-    def __init__(self, store, encoders, note):
-        self.store, self.encoders, self.note = store, encoders, note
+    ``nbytes``: of one frame, about.
+    """
+
+    def __init__(self, store, encoders, note, nbytes=100):
+        self.store, self.encoders, self.note, self.nbytes = store, encoders, note, nbytes
 
     async def save(self, step, version):
         """Pack, index, MANIFEST; a failure is cleaned up after."""
@@ -79,7 +84,7 @@ class Run:
     async def _save(self, step, version, save_id):
         folder = step_folder(step)
         replacing = any(entry.name == MANIFEST_NAME for entry in await self.store.list(folder))
-        blocks = ListBlocks(frames_of(step, version), tree=version)
+        blocks = ListBlocks(frames_of(step, version, self.nbytes), tree=version)
         try:
             shard = await write_shard(
                 self.store,
@@ -183,7 +188,7 @@ SCENARIOS = {
 # ---- what must hold at every moment ----------------------------------------------------------------------------------
 
 
-async def check(store, ledger, *, answers_are_true=True):
+async def check(store, ledger, *, answers_are_true=True, foreign=FOREIGN):
     """Every listed step is whole and one that was saved; everything promised is there; foreign files are untouched."""
     seen = {}
     for found in await examine_all(store):
@@ -197,7 +202,10 @@ async def check(store, ledger, *, answers_are_true=True):
     missing = set(ledger.promised) - ledger.retired - set(seen)
     assert not missing, missing
     assert not ledger.promised or seen, "a durable checkpoint there was, and none is left"
-    await _check_foreign(store)
+    newest = await newest_valid(store)
+    assert (newest.step if newest else None) == max(seen, default=None)
+    for key, data in foreign.items():
+        assert await read_all(store, key, len(data)) == data, key
 
 
 async def _version_of(store, found):
@@ -207,7 +215,7 @@ async def _version_of(store, found):
         await read_all(store, index_key, shard.index_bytes), file=index_key, entry=shard, step=found.step
     )
     assert index.save_id == found.manifest.save_id
-    expected, start = frames_of(found.step, index.tree), 0
+    expected, start = frames_of(found.step, index.tree, index.frames.raw[0]), 0
     for i, (stored, raw) in enumerate(zip(index.frames.stored, index.frames.raw, strict=True)):
         into = bytearray(raw)
         data = bytearray(stored)
@@ -218,11 +226,6 @@ async def _version_of(store, found):
         assert bytes(into) == expected[i]
         start += stored
     return index.tree
-
-
-async def _check_foreign(store):
-    for key, data in FOREIGN.items():
-        assert await read_all(store, key, len(data)) == data, key
 
 
 async def check_tidy(store):

@@ -33,12 +33,23 @@ def test_put_new_syncs_data_then_links_then_syncs_the_folder(store, root, disk, 
     assert disk.calls[-2][1] == str(root / "f")
 
 
-def test_new_folders_are_durable_before_data_is_written(tmp_path, disk, ops):
-    """The parents of all folders that had to be made are synced first, outermost first."""
+@pytest.mark.parametrize("made", ["", "a", "a/b"])
+def test_new_folders_are_durable_before_data_is_written(made, tmp_path, disk, ops):
+    """All folders above are synced first, outermost first: who made the upper ones may not have synced them."""
+    (tmp_path / made).mkdir(parents=True, exist_ok=True)
     ops.put(LocalStore(tmp_path / "a" / "b"), "f/x", NEW)
     before = disk.calls[: disk.names().index("write")]
     parents = [path for name, path in before if name == "fsync"]
-    assert parents == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+    assert parents[-4:] == [str(tmp_path.parent), str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+
+
+def test_an_unreadable_folder_above_is_passed_by(tmp_path, disk, ops):
+    """Its owner made it long ago; but where we have made a folder in it, that cannot be durable and fails."""
+    disk.failing = lambda name, path, _: errno.EACCES if name == "open" and path == str(tmp_path) else None
+    (tmp_path / "a").mkdir()
+    ops.put(LocalStore(tmp_path / "a" / "b"), "f/x", NEW)
+    with pytest.raises(PermanentStoreError):
+        ops.put(LocalStore(tmp_path / "c"), "f/x", NEW)
 
 
 def test_a_folder_made_by_another_is_synced_once(store, root, disk, ops):
