@@ -3,7 +3,6 @@
 Two kinds of promises: those of the store, call by call (store/base.py), and those of the library, save by save.
 """
 
-import asyncio
 import copy
 import itertools
 from dataclasses import dataclass, field

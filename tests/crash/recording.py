@@ -5,9 +5,6 @@ event. Files and folders are known by numbers, as a disk knows them, so that a r
 that it does not know is refused: nothing changes the disk unseen.
 """
 
-# os by the names of the system calls: it is os that is stood in for
-# ruff: noqa: PTH
-
 import os
 import sys
 import threading
